@@ -1,0 +1,1 @@
+"""Sequence layers that learn while they run."""
