@@ -1,0 +1,43 @@
+# Everything runs in .venv, which the first target that needs it creates from $(PYTHON) and fills once.
+# INNERLOOP_DATA, where set, tells the language-model experiments where The Time Machine lies.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.installed
+OUT ?= report
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help report reproduce screenshots test test-slow check bench mutants clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
+
+report: $(SETUP)  ## the quick run of every experiment, as $(OUT)/index.html
+	$(BIN)/innerloop reproduce --quick --out $(OUT)
+
+reproduce: $(SETUP)  ## the full run of every experiment, as $(OUT)/index.html
+	$(BIN)/innerloop reproduce --out $(OUT)
+
+screenshots: $(SETUP)  ## the page as pictures: desktop and phone, light and dark (needs Chromium)
+	$(BIN)/python scripts/screenshots.py $(OUT)/index.html $(OUT)/screenshots
+
+test: $(SETUP)  ## the tests, without the slow ones
+	$(PYTEST) -m "not slow"
+
+test-slow: $(SETUP)  ## the slow tests alone
+	$(PYTEST) -m slow
+
+check: $(SETUP)  ## style, types, layers and the examples in the documentation
+	$(BIN)/ruff check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(PYTEST) --doctest-modules src
+
+$(SETUP): pyproject.toml constraints.txt src/innerloop/_version.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) $(OUT) .pytest_cache .ruff_cache .import_linter_cache .hypothesis

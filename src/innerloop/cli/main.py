@@ -1,0 +1,51 @@
+"""Reads the command line and hands over to one command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from innerloop._version import __version__
+from innerloop.cli import reproduce
+from innerloop.cli.errors import InputError, Parser
+
+COMMANDS = (reproduce,)
+"""Modules with a ``NAME``, an ``add(parser)`` for its arguments and a ``run(arguments)`` that returns the exit code."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        words: The arguments after the program's name; those of the process if omitted.
+
+    Returns:
+        The exit code: 0 done, 1 done but something failed, 2 wrong input, 130 interrupted.
+    """
+    parser = _parser()
+    arguments = parser.parse_args(words)
+    if arguments.run is None:
+        parser.print_help()
+        return 0
+    try:
+        return arguments.run(arguments)
+    except InputError as error:
+        print(f"innerloop {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"innerloop {arguments.command}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="innerloop", description="Sequence layers that learn while they run.")
+    parser.add_argument("--version", action="version", version=f"innerloop {__version__}")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for module in COMMANDS:
+        summary = (module.__doc__ or "").partition("\n")[0]
+        command = commands.add_parser(module.NAME, help=summary, description=summary)
+        module.add(command)
+        command.set_defaults(run=module.run)
+    return parser

@@ -1,0 +1,113 @@
+"""How far the experiments are and how long they will take: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from innerloop.experiments.experiment import Experiment
+    from innerloop.report.record import Record
+
+_WORDS = {"passed": "pass", "short": "short", "failed": "FAILED"}
+
+
+class Progress:
+    """One line a finished experiment, and below it, on a terminal, a bar over all of them.
+
+    The time left is the experiments' own estimate, scaled by how this machine has kept to it so far.
+    """
+
+    def __init__(self, expected: Mapping[str, float], stream: TextIO | None = None) -> None:
+        """Take the seconds that each experiment is expected to need, by name."""
+        self._expected = dict(expected)
+        self._stream = stream or sys.stderr
+        self._waiting = dict(expected)
+        self._spent = self._estimated = 0.0
+        self._current, self._fraction, self._begin = "", 0.0, 0.0
+        self._bar = _terminal_bar(sum(expected.values()), self._stream)
+
+    def __enter__(self) -> Progress:
+        """Nothing to open: the bar is there from the start."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the terminal clean."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def started(self, experiment: Experiment) -> None:
+        """One experiment begins."""
+        self._current, self._fraction, self._begin = experiment.name, 0.0, time.perf_counter()
+        if self._bar is not None:
+            self._bar.set_description_str(f"{experiment.name} {experiment.title}"[:40])
+            self._show_time_left()
+
+    def advanced(self, fraction: float) -> None:
+        """The experiment that runs has done this fraction of its work."""
+        fraction = min(max(fraction, self._fraction), 1.0)
+        if self._bar is not None:
+            self._bar.update((fraction - self._fraction) * self._expected[self._current])
+            self._show_time_left()
+        self._fraction = fraction
+
+    def finished(self, record: Record, *, fresh: bool) -> None:
+        """Print the verdict, and the time left where there is no bar to show it."""
+        self.advanced(1.0)
+        expected = self._waiting.pop(record.name)
+        if fresh:
+            self._spent += record.seconds
+            self._estimated += expected
+        time_taken = seconds_in_words(record.seconds) if fresh else "kept from an earlier run"
+        line = f"{record.name:<4} {_WORDS[record.verdict]:<6} {time_taken}"
+        if record.verdict == "failed":
+            line += f"  {record.message}"
+        if self._bar is not None:
+            self._bar.write(line, file=self._stream)
+        else:
+            left = f"  (about {seconds_in_words(self.time_left())} left)" if self._waiting and fresh else ""
+            print(line + left, file=self._stream, flush=True)
+
+    def time_left(self) -> float:
+        """Seconds until the last experiment is done, by estimate."""
+        pace = self._spent / self._estimated if self._estimated else 1.0
+        ahead = sum(self._waiting.values())
+        if self._current in self._waiting:
+            ahead -= self._fraction * self._expected[self._current]
+        return pace * ahead
+
+    def _show_time_left(self) -> None:
+        assert self._bar is not None
+        self._bar.set_postfix_str(f"{seconds_in_words(self.time_left())} left", refresh=True)
+
+
+def seconds_in_words(seconds: float) -> str:
+    """Return a duration as a person would say it.
+
+    >>> seconds_in_words(0.04), seconds_in_words(12.3), seconds_in_words(200), seconds_in_words(4000)
+    ('0.0 s', '12 s', '3 min 20 s', '1 h 7 min')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {round(whole % 3600 / 60)} min"
+
+
+def _terminal_bar(total: float, stream: TextIO) -> Any:
+    if not stream.isatty():
+        return None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    shape = "{desc:<40} {bar} {percentage:3.0f}%{postfix}"
+    return tqdm(total=total, file=stream, bar_format=shape, dynamic_ncols=True, leave=False)

@@ -1,0 +1,136 @@
+"""Run the documents' experiments and write the report.
+
+Every result is kept in OUT/results, so that a second call runs only what is missing or whose code has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from innerloop import experiments
+from innerloop.cli.errors import InputError
+from innerloop.cli.progress import Progress, seconds_in_words
+
+if TYPE_CHECKING:
+    from innerloop.experiments.experiment import Experiment, Settings
+    from innerloop.report.record import Record
+
+NAME = "reproduce"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="experiments such as A1; all if none is named")
+    parser.add_argument("--quick", action="store_true", help="the short variant of those that take minutes")
+    parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="folder to write; report")
+    parser.add_argument("--data", type=Path, metavar="PATH", help="file or folder that holds The Time Machine")
+    parser.add_argument("--force", action="store_true", help="run again what has run before")
+    parser.add_argument("--list", action="store_true", help="name the experiments and run none")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run what was asked for; return 1 if an experiment failed."""
+    names = _chosen(arguments.names)
+    if arguments.list:
+        return _list(names)
+    _check_environment(arguments)
+    results = _results_folder(arguments.out)
+    from innerloop.experiments.experiment import Settings
+
+    settings = Settings(quick=arguments.quick, data=arguments.data)
+    chosen = [experiments.load(name) for name in names]
+    try:
+        records = _run(chosen, settings, results, force=arguments.force)
+        page = _write_page(records, settings, arguments.out)
+    except OSError as error:
+        raise InputError(f"--out must be a folder with room to write in; got {arguments.out}: {error}") from error
+    return _conclude(records, page)
+
+
+def _chosen(names: Sequence[str]) -> list[str]:
+    known = list(experiments.modules())
+    wanted = {name.upper() for name in names}
+    unknown = sorted(wanted - set(known))
+    if unknown:
+        raise InputError(
+            f"NAME must be one of {' '.join(known)}; got {' '.join(unknown)}. innerloop reproduce --list describes them"
+        )
+    return [name for name in known if name in wanted or not wanted]
+
+
+def _list(names: Sequence[str]) -> int:
+    for name in names:
+        experiment = experiments.load(name)
+        print(f"{name:<4} {experiment.title} (about {seconds_in_words(experiment.seconds)})")
+    return 0
+
+
+def _check_environment(arguments: argparse.Namespace) -> None:
+    if not __debug__:
+        raise InputError("the checks are assert statements, which python -O drops; run without -O or PYTHONOPTIMIZE")
+    missing = [module for module in ("jinja2", "matplotlib") if importlib.util.find_spec(module) is None]
+    if missing:
+        raise InputError(f"the report needs {' and '.join(missing)}; pip install 'innerloop[report]' brings it")
+    if arguments.data is not None and not arguments.data.exists():
+        raise InputError(f"--data must be a file or folder that exists; got {arguments.data}. Leave it out to search")
+    named = os.environ.get("INNERLOOP_DATA")
+    if arguments.data is None and named and not Path(named).exists():
+        raise InputError(f"INNERLOOP_DATA must name a file or folder that exists; got {named}. Unset it to search")
+
+
+def _results_folder(out: Path) -> Path:
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out must be a folder; got the file {out}. Name another")
+    results = out / "results"
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=results).close()
+    except OSError as error:
+        raise InputError(f"--out must be a folder that can be written; got {out}: {error.strerror}") from error
+    return results
+
+
+def _run(chosen: Sequence[Experiment], settings: Settings, results: Path, *, force: bool) -> list[Record]:
+    from innerloop.experiments import runner
+
+    records: list[Record] = []
+    expected = {e.name: runner.expected_seconds(e, settings) for e in chosen}
+    try:
+        with Progress(expected) as progress:
+            for record in runner.run_all(chosen, settings, results, watch=progress, force=force):
+                records.append(record)
+    except KeyboardInterrupt:
+        done = f"{len(records)} of {len(chosen)} results are kept in {results}"
+        print(f"\nInterrupted: {done}; the same command{' without --force' * force} goes on from there.", file=sys.stderr)
+        raise SystemExit(130) from None
+    return records
+
+
+def _write_page(records: Sequence[Record], settings: Settings, out: Path) -> Path:
+    """Show every experiment: those of this call, what earlier calls left, and what has not run."""
+    from innerloop.experiments import runner
+    from innerloop.report.page import Entry, write_page
+
+    found = {record.name: record for record in records}
+    entries = []
+    for name in experiments.modules():
+        experiment = experiments.load(name)
+        record = found.get(name) or runner.stored(experiment, settings, out / "results")
+        entries.append(Entry(experiment, record))
+    return write_page(entries, out)
+
+
+def _conclude(records: Sequence[Record], page: Path) -> int:
+    failed = [record.name for record in records if record.verdict == "failed"]
+    if failed:
+        print(f"{len(failed)} of {len(records)} failed: {' '.join(failed)}; see {page}", file=sys.stderr)
+        return 1
+    print(f"{len(records)} of {len(records)} reproduced; see {page}")
+    return 0

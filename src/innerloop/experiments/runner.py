@@ -1,0 +1,212 @@
+"""Runs experiments one after another, keeps every result on disk, and runs nothing twice."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+import innerloop
+from innerloop.experiments.experiment import Experiment, Result, Settings
+from innerloop.report.record import Record, Verdict
+
+PACKAGE = Path(innerloop.__file__).parent
+SHORT = "short"
+"""Key under which a result may say, in a sentence, why its band could not be checked in full."""
+_NO_INFLUENCE = ("cli/", "report/", "experiments/runner.py")
+_QUICK = "The quick run: shorter than the setting stated, and held to what it can show."
+
+
+class Watch(Protocol):
+    """Someone who is told how the work goes."""
+
+    def started(self, experiment: Experiment) -> None:
+        """One experiment begins."""
+
+    def advanced(self, fraction: float) -> None:
+        """The experiment that runs has done this fraction of its work."""
+
+    def finished(self, record: Record, *, fresh: bool) -> None:
+        """Its result is on disk; not ``fresh`` if it was there before."""
+
+
+def run_all(
+    experiments: Sequence[Experiment],
+    settings: Settings,
+    folder: Path,
+    *,
+    watch: Watch,
+    force: bool = False,
+    key: Callable[[Experiment, bool], str] | None = None,
+) -> Iterator[Record]:
+    """Run experiments in turn; one that fails does not stop the next.
+
+    Args:
+        experiments: What to run.
+        settings: Where and how much; ``progress`` is passed on to ``watch``.
+        folder: Where results are kept, one file each; it must exist.
+        watch: Told of every beginning, advance and end.
+        force: Run even what has run before.
+        key: Replaces :func:`code_key`, for tests.
+
+    Yields:
+        The record of each experiment, once it is on disk.
+    """
+    key = key or code_key
+    for experiment in experiments:
+        watch.started(experiment)
+        mine = replace(settings, quick=shortened(experiment, settings), progress=watch.advanced)
+        record = None if force else stored(experiment, mine, folder, key=key)
+        fresh = record is None
+        if record is None:
+            record = _run(experiment, mine, key(experiment, mine.quick))
+            record.write(result_file(experiment, folder, quick=mine.quick))
+        watch.finished(record, fresh=fresh)
+        yield record
+
+
+def stored(
+    experiment: Experiment,
+    settings: Settings,
+    folder: Path,
+    *,
+    key: Callable[[Experiment, bool], str] | None = None,
+) -> Record | None:
+    """Return the result of an earlier run with this code and these settings, if there is one that may be kept.
+
+    What raised runs again, for the cause may have been the machine; what ran without its data runs again once other
+    data are named.
+    """
+    quick = shortened(experiment, settings)
+    record = Record.read(result_file(experiment, folder, quick=quick))
+    if record is None or record.name != experiment.name or record.result is None:
+        return None
+    if SHORT in record.result and record.data != _data(settings):
+        return None
+    return record if record.key == (key or code_key)(experiment, quick) else None
+
+
+def shortened(experiment: Experiment, settings: Settings) -> bool:
+    """Whether this run is less than the full one: an experiment without a quick variant runs in full."""
+    return settings.quick and experiment.quick_seconds is not None
+
+
+def expected_seconds(experiment: Experiment, settings: Settings) -> float:
+    """The experiment's own rough estimate of its time."""
+    quick = experiment.quick_seconds if settings.quick else None
+    return experiment.seconds if quick is None else quick
+
+
+def result_file(experiment: Experiment, folder: Path, *, quick: bool) -> Path:
+    """Where a result is kept; a quick run never overwrites a full one."""
+    return folder / (f"{experiment.name}.quick.json" if quick else f"{experiment.name}.json")
+
+
+def code_key(experiment: Experiment, quick: bool) -> str:
+    """Name the code and the settings that make a result: equal keys, equal numbers."""
+    return _digest([sources_key(PACKAGE), experiment.name, quick])
+
+
+@functools.cache
+def sources_key(package: Path) -> str:
+    """Hash the package's sources, save those that only start runs and show results."""
+    files = sorted(path for path in package.rglob("*") if path.suffix in {".py", ".cpp", ".h"})
+    names = [path.relative_to(package).as_posix() for path in files]
+    return _digest([[n, p.read_text("utf-8")] for n, p in zip(names, files, strict=True) if not _is_neutral(n)])
+
+
+def _is_neutral(name: str) -> bool:
+    return name.startswith(_NO_INFLUENCE)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def _run(experiment: Experiment, settings: Settings, key: str) -> Record:
+    begin = time.perf_counter()
+    result, trace = None, ""
+    try:
+        # Through JSON at once, so that what is checked and drawn now is what is read back later.
+        result = json.loads(json.dumps(experiment.run(settings)))
+        seconds = time.perf_counter() - begin
+        verdict, message = _judge(experiment, result, settings)
+    except Exception as error:
+        seconds = time.perf_counter() - begin
+        verdict, message = "failed", _one_line(error)
+        trace = "" if result is not None and isinstance(error, AssertionError) else traceback.format_exc()
+    return Record(
+        name=experiment.name,
+        key=key,
+        verdict=verdict,
+        message=message,
+        traceback=trace,
+        result=result,
+        seconds=seconds,
+        quick=settings.quick,
+        data=_data(settings),
+        command=f"innerloop reproduce {experiment.name}{' --quick' if settings.quick else ''}",
+        finished=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        torch=importlib.metadata.version("torch"),
+        commit=_commit(PACKAGE),
+        machine=_machine(),
+    )
+
+
+def _judge(experiment: Experiment, result: Result, settings: Settings) -> tuple[Verdict, str]:
+    experiment.check(result)
+    if SHORT in result:
+        return "short", str(result[SHORT])
+    return ("short", _QUICK) if settings.quick else ("passed", "")
+
+
+def _one_line(error: Exception) -> str:
+    words = " ".join(str(error).split())
+    return words if isinstance(error, AssertionError) and words else f"{type(error).__name__}: {words}"
+
+
+def _data(settings: Settings) -> str:
+    named = settings.data or os.environ.get("INNERLOOP_DATA", "")
+    return str(Path(named).resolve()) if named else ""
+
+
+@functools.cache
+def _machine() -> dict[str, Any]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cores": cores, "cpu": _cpu(), "python": platform.python_version()}
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+@functools.cache
+def _commit(package: Path) -> str | None:
+    """The commit of the sources, with a plus sign if they have changed since; None outside a checkout."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        # A package installed below someone else's checkout is not part of it.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
