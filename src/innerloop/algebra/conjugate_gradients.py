@@ -1,0 +1,59 @@
+"""Conjugate gradients for many small positive definite systems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def conjugate_gradients(
+    matvec: Callable[[Tensor], Tensor], rhs: Tensor, *, iterations: int, diagonal: Tensor | None = None
+) -> Tensor:
+    r"""Solve :math:`A x = b` for every row b by a stated number of steps.
+
+    The diagonal of A, where given, is start (:math:`x_0 = b / \mathrm{diag} A`) and preconditioner; without it the
+    start is zero. A row that is solved to rounding, or whose right-hand side is 0, stays where it is: there is no exit
+    that depends on the data, so the cost is the same for all inputs and the steps can be differentiated.
+    Hestenes and Stiefel (1952), Methods of conjugate gradients for solving linear systems.
+
+    Args:
+        matvec: Multiplies every row of ``[..., K]`` by its matrix, symmetric and positive definite.
+        rhs: Right-hand sides, ``[..., K]``.
+        iterations: Number of steps, at least 0. In exact arithmetic K of them solve the system.
+        diagonal: Diagonals of the matrices, positive, broadcastable to ``rhs``.
+
+    Returns:
+        The solutions, ``[..., K]``.
+
+    Example:
+        >>> import torch
+        >>> matrix = torch.tensor([[4.0, 1.0], [1.0, 3.0]], dtype=torch.float64)
+        >>> rhs = torch.tensor([1.0, 2.0], dtype=torch.float64)
+        >>> x = conjugate_gradients(lambda x: x @ matrix, rhs, iterations=2, diagonal=matrix.diagonal())
+        >>> torch.allclose(x, torch.linalg.solve(matrix, rhs))
+        True
+    """
+    scaled = rhs if diagonal is None else rhs / diagonal
+    x = torch.zeros_like(rhs) if diagonal is None else scaled
+    residual = rhs if diagonal is None else rhs - matvec(x)
+    # Below this a row is solved to rounding; going on would divide noise by noise until both underflow.
+    floor = torch.finfo(rhs.dtype).eps ** 2 * (rhs * scaled).sum(-1, keepdim=True).detach()
+    direction = torch.zeros_like(rhs)
+    before = torch.zeros_like(floor)
+    for _ in range(iterations):
+        step = residual if diagonal is None else residual / diagonal
+        size = (residual * step).sum(-1, keepdim=True)
+        direction = step + _ratio(size, before, before > floor) * direction
+        product = matvec(direction)
+        length = _ratio(size, (direction * product).sum(-1, keepdim=True), size > floor)
+        x = x + length * direction
+        residual = residual - length * product
+        before = size
+    return x
+
+
+def _ratio(numerator: Tensor, denominator: Tensor, valid: Tensor) -> Tensor:
+    """Divide where valid, else 0, with a gradient that is finite in both cases."""
+    return torch.where(valid, numerator / torch.where(valid, denominator, 1.0), 0.0)

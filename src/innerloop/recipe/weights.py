@@ -1,0 +1,265 @@
+r"""Which past counts: the weights of the regression.
+
+In :math:`m_t = \arg\min_m \tfrac12 \sum_{i \le t} \gamma_i^{(t)} |v_i - m(k_i)|^2` they are :math:`\gamma_i^{(t)}`.
+A solver that refits asks for them; a solver that takes one step a token lets them fade the memory instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from innerloop.recipe.choice import Choice, Value, along, check_count, check_number
+
+Parameters = tuple[Tensor, ...]
+Kernel = Callable[[Tensor, Tensor], Tensor]
+
+
+class Past(NamedTuple):
+    """The pairs that still count.
+
+    Log weights are only ever added to, never subtracted, so that ``-inf`` stays a clean zero.
+    """
+
+    k: Tensor
+    """Keys, ``[B, G, N, K]``."""
+    v: Tensor
+    """Values, ``[B, G, N, V]``."""
+    log_weights: Tensor
+    """Logarithm of each pair's weight, ``[B, G, N]``."""
+
+
+class Weights(Choice):
+    """Which past counts."""
+
+    def fade(self, parameters: Parameters) -> Parameters:
+        """Return the memory's parameters after one token's worth of forgetting."""
+        return parameters
+
+    def remember(self, past: Past | None, k: Tensor, v: Tensor) -> Past:
+        """Add one pair, ``[B, G, .]``, to the past; it enters with weight 1."""
+        pair = Past(k.unsqueeze(2), v.unsqueeze(2), k.new_zeros(*k.shape[:2], 1))
+        if past is None:
+            return pair
+        return Past(*(torch.cat(two, dim=2) for two in zip(past, pair, strict=True)))
+
+    def gamma(self, past: Past, q: Tensor) -> Tensor:
+        """Return the weight of each pair for a query of ``[B, G, K]``: ``[B, G, N]``."""
+        return past.log_weights.exp()
+
+    def history(self, q: Tensor, k: Tensor) -> list[Tensor]:
+        """Return the weights ``[B, G, t+1]`` of a whole sequence ``[B, T, G, K]``, one tensor a token.
+
+        Written apart from :meth:`remember` and :meth:`gamma`: ``fit_all`` is a second opinion.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class Uniform(Weights):
+    r"""Every pair counts alike, for ever: :math:`\gamma_i^{(t)} = 1`."""
+
+    @property
+    def words(self) -> str:
+        """The choice in a few words."""
+        return "uniform"
+
+    def history(self, q: Tensor, k: Tensor) -> list[Tensor]:
+        """Ones."""
+        return [k.new_ones(k.shape[0], k.shape[2], t + 1) for t in range(k.shape[1])]
+
+
+@dataclass(frozen=True, repr=False)
+class ScalarDecay(Weights):
+    r"""What is past counts less, by one factor a token.
+
+    .. math:: \gamma_i^{(t)} = \exp(g_{i+1} + \dots + g_t)
+
+    A solver that steps sees every parameter of the memory multiplied by :math:`e^{g_t}` before its step.
+
+    Args:
+        g: Natural log of the decay, at most 0, ``-inf`` forgets everything; a number, or a tensor ``[G]``. None if it
+            comes with every token, as the gate ``weights.g`` ``[B, T, G]``.
+
+    Raises:
+        ValueError: If a number ``g`` is positive.
+    """
+
+    g: Value = None
+    gates = ("g",)
+
+    def __post_init__(self) -> None:
+        """Check the decay."""
+        check_number(self, "g", -math.inf, 0.0)
+
+    @property
+    def words(self) -> str:
+        """The choice in a few words."""
+        return "scalar decay"
+
+    def fade(self, parameters: Parameters) -> Parameters:
+        """Multiply every parameter by e^g."""
+        return tuple(keep * p for keep, p in ((_exp(along(self.g, p)), p) for p in parameters))
+
+    def remember(self, past: Past | None, k: Tensor, v: Tensor) -> Past:
+        """Fade the pairs, then add the new one."""
+        if past is not None:
+            past = past._replace(log_weights=past.log_weights + along(self.g, past.log_weights))
+        return super().remember(past, k, v)
+
+    def history(self, q: Tensor, k: Tensor) -> list[Tensor]:
+        """Products of the decays after each pair, without a logarithm."""
+        keep = (k.new_ones(k.shape[:3]) * _exp(self.g)).unbind(1)
+        rows = [k.new_ones(k.shape[0], k.shape[2], 0)]
+        for now in keep:
+            rows.append(torch.cat([rows[-1] * now.unsqueeze(-1), torch.ones_like(now).unsqueeze(-1)], dim=-1))
+        return rows[1:]
+
+
+@dataclass(frozen=True, repr=False)
+class ChannelDecay(Weights):
+    r"""Each key channel of a linear map fades at its own pace.
+
+    .. math:: S \leftarrow \mathrm{diag}(e^{g_t})\, S
+
+    It fades the memory, not the pairs, so it goes with a :class:`LinearMap` and a solver that steps.
+
+    Args:
+        g: Natural log of the decay, at most 0; a number, or a tensor ``[G, K]``. None if it comes with every token,
+            as the gate ``weights.g`` ``[B, T, G, K]``.
+
+    Raises:
+        ValueError: If a number ``g`` is positive.
+    """
+
+    g: Value = None
+    gates = ("g",)
+
+    def __post_init__(self) -> None:
+        """Check the decay."""
+        check_number(self, "g", -math.inf, 0.0)
+
+    @property
+    def words(self) -> str:
+        """The choice in a few words."""
+        return "channel decay"
+
+    def fade(self, parameters: Parameters) -> Parameters:
+        """Multiply row c of the map by e^(g_c)."""
+        (state,) = parameters
+        keep = _exp(self.g.to(state.dtype).unsqueeze(-1) if isinstance(self.g, Tensor) else self.g)
+        return (keep * state,)
+
+
+@dataclass(frozen=True, repr=False)
+class Window(Weights):
+    r"""Only the last pairs count: :math:`\gamma_i^{(t)} = 1` for the newest ``size`` pairs, else 0.
+
+    A solver that steps takes its step on the sum of their losses.
+
+    Args:
+        size: Number of pairs, the newest among them.
+
+    Raises:
+        ValueError: If ``size`` is not a whole number of at least 1.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        """Check the size."""
+        check_count(self, "size")
+
+    @property
+    def words(self) -> str:
+        """The choice in a few words."""
+        return f"last {self.size}"
+
+    def remember(self, past: Past | None, k: Tensor, v: Tensor) -> Past:
+        """Add the new pair and let the oldest go."""
+        return Past(*(part[:, :, -self.size :] for part in super().remember(past, k, v)))
+
+    def history(self, q: Tensor, k: Tensor) -> list[Tensor]:
+        """Zeros, then ``size`` ones."""
+        ones = k.new_ones(k.shape[0], k.shape[2], k.shape[1])
+        age = torch.arange(k.shape[1], device=k.device).flip(0)
+        recent = ones * (age < self.size)
+        return [recent[..., k.shape[1] - t - 1 :] for t in range(k.shape[1])]
+
+
+def exponential(q: Tensor, k: Tensor) -> Tensor:
+    r"""Softmax attention's kernel, :math:`e^{q^\top k_i}` relative to the largest of them.
+
+    Dividing all weights by one number changes no weighted fit; a ridge is counted against a largest weight of 1.
+
+    Args:
+        q: A query, ``[B, G, 1, K]``.
+        k: Keys, ``[B, G, N, K]``.
+
+    Returns:
+        Weights ``[B, G, N]``, at most 1.
+    """
+    score = (q * k).sum(-1)
+    return (score - score.amax(-1, keepdim=True)).exp()
+
+
+def dot(q: Tensor, k: Tensor) -> Tensor:
+    r"""Linear attention's kernel, :math:`q^\top k_i`; meant for features that are not negative.
+
+    Args:
+        q: A query, ``[B, G, 1, K]``.
+        k: Keys, ``[B, G, N, K]``.
+
+    Returns:
+        Weights ``[B, G, N]``.
+    """
+    return (q * k).sum(-1)
+
+
+@dataclass(frozen=True, repr=False)
+class QueryKernel(Weights):
+    r"""A pair counts by the likeness of its key to the query: :math:`\gamma_i^{(t)} = \kappa(q_t, k_i)`.
+
+    With a :class:`KernelSmoother` this is the Nadaraya-Watson estimator: softmax attention under
+    :func:`exponential`, normalized linear attention under :func:`dot`. With a :class:`LinearMap` it is local linear
+    regression. Every query asks for a fit of its own, so the solver must be one that refits.
+
+    Args:
+        kernel: Function of a query ``[B, G, 1, K]`` and keys ``[B, G, N, K]`` that returns ``[B, G, N]``.
+
+    Raises:
+        ValueError: If ``kernel`` cannot be called.
+    """
+
+    kernel: Kernel = exponential
+
+    def __post_init__(self) -> None:
+        """Check the kernel."""
+        if not callable(self.kernel):
+            raise ValueError(
+                f"QueryKernel.kernel must be a function of (q, k); got {self.kernel!r}. "
+                "Use innerloop.recipe.exponential or innerloop.recipe.dot, or write one."
+            )
+
+    @property
+    def words(self) -> str:
+        """The choice in a few words."""
+        return "query kernel"
+
+    def gamma(self, past: Past, q: Tensor) -> Tensor:
+        """The kernel between the query and every key."""
+        return self.kernel(q.unsqueeze(2), past.k)
+
+    def history(self, q: Tensor, k: Tensor) -> list[Tensor]:
+        """The kernel between each query and the keys up to it."""
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+        return [self.kernel(q[:, :, t : t + 1], k[:, :, : t + 1]) for t in range(k.shape[2])]
+
+
+def _exp(log: Value) -> float | Tensor:
+    return log.exp() if isinstance(log, Tensor) else math.exp(log)  # pyright: ignore[reportArgumentType]
