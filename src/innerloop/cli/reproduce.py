@@ -20,6 +20,7 @@ from innerloop.cli.progress import Progress, seconds_in_words
 
 if TYPE_CHECKING:
     from innerloop.experiments.experiment import Experiment, Settings
+    from innerloop.report.page import Page
     from innerloop.report.record import Record
 
 NAME = "reproduce"
@@ -42,10 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(names)
     _check_environment(arguments)
     results = _results_folder(arguments.out)
+    from innerloop.experiments import runner
     from innerloop.experiments.experiment import Settings
 
     settings = Settings(quick=arguments.quick, data=arguments.data)
-    chosen = [experiments.load(name) for name in names]
+    chosen = [runner.load(name) for name in names]
     try:
         records = _run(chosen, settings, results, force=arguments.force)
         page = _write_page(records, settings, arguments.out)
@@ -66,8 +68,10 @@ def _chosen(names: Sequence[str]) -> list[str]:
 
 
 def _list(names: Sequence[str]) -> int:
+    from innerloop.experiments import runner
+
     for name in names:
-        experiment = experiments.load(name)
+        experiment = runner.load(name)
         print(f"{name:<4} {experiment.title} (about {seconds_in_words(experiment.seconds)})")
     return 0
 
@@ -113,7 +117,7 @@ def _run(chosen: Sequence[Experiment], settings: Settings, results: Path, *, for
     return records
 
 
-def _write_page(records: Sequence[Record], settings: Settings, out: Path) -> Path:
+def _write_page(records: Sequence[Record], settings: Settings, out: Path) -> Page:
     """Show every experiment: those of this call, what earlier calls left, and what has not run."""
     from innerloop.experiments import runner
     from innerloop.report.page import Entry, write_page
@@ -121,16 +125,16 @@ def _write_page(records: Sequence[Record], settings: Settings, out: Path) -> Pat
     found = {record.name: record for record in records}
     entries = []
     for name in experiments.modules():
-        experiment = experiments.load(name)
+        experiment = runner.load(name)
         record = found.get(name) or runner.stored(experiment, settings, out / "results")
         entries.append(Entry(experiment, record))
     return write_page(entries, out)
 
 
-def _conclude(records: Sequence[Record], page: Path) -> int:
-    failed = [record.name for record in records if record.verdict == "failed"]
+def _conclude(records: Sequence[Record], page: Page) -> int:
+    failed = [r.name for r in records if r.verdict == "failed" or r.name in page.broken]
     if failed:
-        print(f"{len(failed)} of {len(records)} failed: {' '.join(failed)}; see {page}", file=sys.stderr)
+        print(f"{len(failed)} of {len(records)} failed: {' '.join(failed)}; see {page.path}", file=sys.stderr)
         return 1
-    print(f"{len(records)} of {len(records)} reproduced; see {page}")
+    print(f"{len(records)} of {len(records)} hold; see {page.path}")
     return 0

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import innerloop
+from innerloop import experiments
 from innerloop.experiments.experiment import Experiment, Result, Settings
 from innerloop.report.record import Record, Verdict
 
@@ -42,7 +43,7 @@ class Watch(Protocol):
 
 
 def run_all(
-    experiments: Sequence[Experiment],
+    chosen: Sequence[Experiment],
     settings: Settings,
     folder: Path,
     *,
@@ -53,7 +54,7 @@ def run_all(
     """Run experiments in turn; one that fails does not stop the next.
 
     Args:
-        experiments: What to run.
+        chosen: What to run.
         settings: Where and how much; ``progress`` is passed on to ``watch``.
         folder: Where results are kept, one file each; it must exist.
         watch: Told of every beginning, advance and end.
@@ -64,7 +65,7 @@ def run_all(
         The record of each experiment, once it is on disk.
     """
     key = key or code_key
-    for experiment in experiments:
+    for experiment in chosen:
         watch.started(experiment)
         mine = replace(settings, quick=shortened(experiment, settings), progress=watch.advanced)
         record = None if force else stored(experiment, mine, folder, key=key)
@@ -74,6 +75,33 @@ def run_all(
             record.write(result_file(experiment, folder, quick=mine.quick))
         watch.finished(record, fresh=fresh)
         yield record
+
+
+def load(name: str) -> Experiment:
+    """Import an experiment, or stand in for one that cannot be imported and fails when it is run."""
+    try:
+        return experiments.load(name)
+    except Exception as error:  # what a module raises is anybody's guess; the others must run
+        return _unloadable(name, error)
+
+
+def _unloadable(name: str, error: Exception) -> Experiment:
+    def run(settings: Settings) -> Result:
+        raise error
+
+    return Experiment(
+        name=name,
+        title="Cannot be imported",
+        claim=_one_line(error),
+        source="",
+        setting="",
+        band="",
+        run=run,
+        check=lambda result: None,
+        tables=lambda result: [],
+        figures=lambda result: [],
+        seconds=0.0,
+    )
 
 
 def stored(

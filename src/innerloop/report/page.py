@@ -1,0 +1,178 @@
+"""Writes the page: every claim with its setting, its numbers beside ours, its verdict and its pictures."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from innerloop.report.drawing import draw
+from innerloop.report.palette import DARK, LIGHT, declarations
+from innerloop.report.record import Record, write_whole
+
+if TYPE_CHECKING:
+    from innerloop.experiments.experiment import Experiment, Figure, Table
+
+DOCUMENTS = {
+    "A": ("Learning at test time", "Dive into Deep Learning §12.6"),
+    "B": ("DeltaNet: memory that edits", "Dive into Deep Learning §12.5"),
+    "C": ("Training a HOPE block", "NL-3 aside"),
+}
+VERDICTS = {"passed": ("✓", "pass"), "short": ("◐", "short"), "failed": ("✗", "failed"), "absent": ("–", "not run")}
+_NUMBER = re.compile(r"[<>≤≥≈±~]?\s*[-−+]?\d[\d.,]*(e[-+]?\d+)?(\s*(±|%|s|ms|×).*)?|[-–—]?|nan|-?inf", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An experiment and what its last run left; None if it has not run."""
+
+    experiment: Experiment
+    record: Record | None
+
+
+@dataclass(frozen=True)
+class Page:
+    """What was written."""
+
+    path: Path
+    broken: list[str]
+    """Experiments whose result could not be shown."""
+
+
+@dataclass(frozen=True)
+class _Grid:
+    title: str
+    columns: list[tuple[str, bool]]
+    """Heading, and whether the column holds numbers."""
+    rows: list[list[str]]
+    note: str
+
+
+@dataclass(frozen=True)
+class _Picture:
+    title: str
+    caption: str
+    panels: list[Markup]
+
+
+@dataclass
+class _View:
+    experiment: Experiment
+    record: Record | None
+    verdict: str
+    message: str = ""
+    trace: str = ""
+    grids: list[_Grid] | tuple[()] = ()
+    pictures: list[_Picture] | tuple[()] = ()
+
+
+def write_page(entries: Sequence[Entry], folder: Path) -> Page:
+    """Write ``index.html``, which needs nothing else, and each picture once more as a file in ``figures``.
+
+    Args:
+        entries: What to show, in order.
+        folder: Where to write; it must exist.
+
+    Returns:
+        The page's path, and the experiments whose result could not be shown.
+    """
+    (folder / "figures").mkdir(exist_ok=True)
+    views = [_view(entry, folder / "figures") for entry in entries]
+    environment = Environment(
+        loader=PackageLoader("innerloop.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(prose=_prose, duration=_duration)
+    text = environment.get_template("page.html").render(
+        sections=_sections(views),
+        counts=Counter(view.verdict for view in views),
+        verdicts=VERDICTS,
+        machines=_machines(views),
+        total=sum(view.record.seconds for view in views if view.record),
+        light=declarations(LIGHT),
+        dark=declarations(DARK),
+    )
+    path = folder / "index.html"
+    write_whole(path, text)
+    return Page(path, [view.experiment.name for view in views if view.record and view.verdict != view.record.verdict])
+
+
+def _view(entry: Entry, figures: Path) -> _View:
+    experiment, record = entry.experiment, entry.record
+    if record is None:
+        return _View(experiment, None, "absent")
+    view = _View(experiment, record, record.verdict, record.message, record.traceback)
+    if record.result is None:
+        return view
+    try:
+        view.grids = [_grid(table) for table in experiment.tables(record.result)]
+        drawn = enumerate(experiment.figures(record.result), start=1)
+        view.pictures = [_picture(figure, f"{experiment.name}-{number}", figures) for number, figure in drawn]
+    except Exception as error:
+        view.verdict, view.message = "failed", f"The result could not be shown: {error}"
+        view.trace = traceback.format_exc()
+    return view
+
+
+def _sections(views: Sequence[_View]) -> list[tuple[str, str, list[_View]]]:
+    letters = dict.fromkeys(view.experiment.name[0] for view in views)
+    return [
+        (*DOCUMENTS.get(letter, (letter, "")), [view for view in views if view.experiment.name[0] == letter])
+        for letter in letters
+    ]
+
+
+def _machines(views: Sequence[_View]) -> list[str]:
+    """Where the results come from; one line unless they come from several machines or versions."""
+    records = [view.record for view in views if view.record]
+    lines = [
+        f"{r.machine.get('cpu')}, {r.machine.get('cores')} cores; Python {r.machine.get('python')}, torch {r.torch}"
+        + (f"; commit {r.commit}" if r.commit else "")
+        for r in records
+    ]
+    return list(dict.fromkeys(lines))
+
+
+def _grid(table: Table) -> _Grid:
+    rows = [[_cell(cell) for cell in row] for row in table.rows]
+    columns = [
+        (heading, bool(rows) and all(_NUMBER.fullmatch(row[i].strip()) for row in rows))
+        for i, heading in enumerate(table.columns)
+    ]
+    return _Grid(table.title, columns, rows, table.note)
+
+
+def _cell(value: str | int | float) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _picture(figure: Figure, slug: str, folder: Path) -> _Picture:
+    panels = draw(figure, slug)
+    for number, panel in enumerate(panels, start=1):
+        name = slug if len(panels) == 1 else f"{slug}-{number}"
+        write_whole(folder / f"{name}.svg", panel.standalone)
+    # matplotlib has escaped every text in it.
+    return _Picture(figure.title, figure.caption, [Markup(panel.inline) for panel in panels])
+
+
+def _prose(text: str) -> Markup:
+    """Escape a text; what stands between backticks is code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60} s"
