@@ -30,7 +30,7 @@ test-slow: $(SETUP)  ## the slow tests alone
 
 check: $(SETUP)  ## style, types, layers and the examples in the documentation
 	$(BIN)/ruff check
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(PYTEST) --doctest-modules src
 

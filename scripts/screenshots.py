@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,11 @@ class Browser:
             raise RuntimeError(f"{address}: {failure}")
         self._wait(lambda got: got.get("method") == "Page.loadEventFired")
 
-    def evaluate(self, expression: str) -> Any:  # noqa: ANN401
-        """Return the value of a JavaScript expression in the page."""
-        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+    def evaluate(self, expression: str) -> int:
+        """Return the number that a JavaScript expression has in the page."""
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"]["value"]
 
-    def _wait(self, wanted: Any) -> dict[str, Any]:  # noqa: ANN401
+    def _wait(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         while True:
             while b"\0" not in self._buffer:
                 chunk = self._answers.read1(1 << 16)
@@ -86,7 +86,7 @@ class Browser:
 
 
 @contextmanager
-def running(program: str) -> Iterator[Browser]:
+def running(program: str) -> Generator[Browser, None, None]:
     """Start Chromium with an empty profile; end it afterwards."""
     read_request, write_request = os.pipe()
     read_answer, write_answer = os.pipe()

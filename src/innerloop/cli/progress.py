@@ -6,9 +6,11 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from innerloop.experiments.experiment import Experiment
     from innerloop.report.record import Record
 
@@ -102,7 +104,7 @@ def seconds_in_words(seconds: float) -> str:
     return f"{whole // 3600} h {round(whole % 3600 / 60)} min"
 
 
-def _terminal_bar(total: float, stream: TextIO) -> Any:
+def _terminal_bar(total: float, stream: TextIO) -> tqdm[NoReturn] | None:
     if not stream.isatty():
         return None
     try:

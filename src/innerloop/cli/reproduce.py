@@ -37,7 +37,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run what was asked for; return 1 if an experiment failed."""
+    """Run what was asked for.
+
+    Args:
+        arguments: What :func:`add` declared.
+
+    Returns:
+        0, or 1 if an experiment failed.
+
+    Raises:
+        InputError: If an argument is wrong.
+    """
     names = _chosen(arguments.names)
     if arguments.list:
         return _list(names)
@@ -112,7 +122,8 @@ def _run(chosen: Sequence[Experiment], settings: Settings, results: Path, *, for
                 records.append(record)
     except KeyboardInterrupt:
         done = f"{len(records)} of {len(chosen)} results are kept in {results}"
-        print(f"\nInterrupted: {done}; the same command{' without --force' * force} goes on from there.", file=sys.stderr)
+        again = "the same command without --force" if force else "the same command"
+        print(f"\nInterrupted: {done}; {again} goes on from there.", file=sys.stderr)
         raise SystemExit(130) from None
     return records
 

@@ -25,7 +25,7 @@ from innerloop.report.record import Record, Verdict
 PACKAGE = Path(innerloop.__file__).parent
 SHORT = "short"
 """Key under which a result may say, in a sentence, why its band could not be checked in full."""
-_NO_INFLUENCE = ("cli/", "report/", "experiments/runner.py")
+_NO_INFLUENCE = ("cli/", "report/", "experiments/runner.py", "experiments/catalogue.py")
 _QUICK = "The quick run: shorter than the setting stated, and held to what it can show."
 
 
