@@ -55,5 +55,5 @@ def conjugate_gradients(
 
 
 def _ratio(numerator: Tensor, denominator: Tensor, valid: Tensor) -> Tensor:
-    """Divide where valid, else 0, with a gradient that is finite in both cases."""
+    """Return the quotient where valid, else 0, with a gradient that is finite in both cases."""
     return torch.where(valid, numerator / torch.where(valid, denominator, 1.0), 0.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, replace
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -16,8 +17,8 @@ ChoiceType = TypeVar("ChoiceType", bound="Choice")
 class Choice:
     """One of the three choices that fix a layer: its weights, its class of memory, or its solver."""
 
-    gates: ClassVar[tuple[str, ...]] = ()
-    """Fields that may change with every token."""
+    gates: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Fields that may change with every token, and the axes that such a gate may have after B and T."""
 
     @property
     def words(self) -> str:
@@ -29,25 +30,29 @@ class Choice:
         return replace(self, **given) if given else self  # pyright: ignore[reportArgumentType]
 
     def __repr__(self) -> str:
-        """Show only what differs from the defaults, so that a recipe prints as one line."""
+        """Return only what differs from the defaults, so that a recipe prints as one line."""
         shown = [field for field in fields(self) if _differs(field, getattr(self, field.name))]  # pyright: ignore
         return f"{type(self).__name__}({', '.join(f'{f.name}={_printed(getattr(self, f.name))}' for f in shown)})"
 
 
-def _differs(field: Field[Any], value: Any) -> bool:  # noqa: ANN401
+def _differs(field: Field[object], value: object) -> bool:
     if isinstance(value, Tensor) or field.default is MISSING:
         return True
     return bool(value != field.default)
 
 
-def _printed(value: Any) -> str:  # noqa: ANN401
+def _printed(value: object) -> str:
     if isinstance(value, Tensor):
         return f"tensor{list(value.shape)}"
     return getattr(value, "__name__", None) or repr(value)
 
 
 def check_number(owner: Choice, name: str, low: float, high: float = float("inf")) -> None:
-    """Check a field that holds a number; what a gate feeds is the caller's to bound."""
+    """Check a field that holds a number; what a gate feeds is the caller's to bound.
+
+    Raises:
+        ValueError: If it is out of range.
+    """
     value = getattr(owner, name)
     if value is None or isinstance(value, Tensor):
         return
@@ -59,14 +64,18 @@ def check_number(owner: Choice, name: str, low: float, high: float = float("inf"
 
 
 def check_count(owner: Choice, name: str) -> None:
-    """Check a field that counts something."""
+    """Check a field that counts something.
+
+    Raises:
+        ValueError: If it is not a whole number of at least 1.
+    """
     value = getattr(owner, name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{type(owner).__name__}.{name} must be a whole number of at least 1; got {value!r}.")
+        raise ValueError(f"{type(owner).__name__}.{name} must be a whole number, 1 or more; got {value!r}. Use 1.")
 
 
 def along(value: Value, like: Tensor) -> float | Tensor:
-    """Align a number, ``[G]`` or ``[B, G]`` with the leading axes of ``like`` ``[B, G, ...]``."""
+    """Return a number, ``[G]`` or ``[B, G]`` aligned with the leading axes of ``like`` ``[B, G, ...]``."""
     if isinstance(value, Tensor):
         return value.to(like.dtype).reshape(*value.shape, *[1] * (like.dim() - 2))
     assert value is not None, "Recipe checks that every field has a value before the loop starts"

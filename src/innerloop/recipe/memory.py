@@ -51,7 +51,7 @@ class LinearMemory(Memory):
         raise NotImplementedError
 
     def __call__(self, parameters: Parameters, x: Tensor) -> Tensor:
-        """Evaluate the map at the features of the inputs."""
+        """Return the map applied to the features of the inputs."""
         return self.features(x) @ parameters[0]
 
     def zeros(self, k: Tensor, v: Tensor) -> Parameters:
@@ -87,7 +87,11 @@ class FeatureMap(LinearMemory):
     phi: Callable[[Tensor], Tensor]
 
     def __post_init__(self) -> None:
-        """Check the feature map."""
+        """Check the feature map.
+
+        Raises:
+            ValueError: If it cannot be called.
+        """
         if not callable(self.phi):
             raise ValueError(
                 f"FeatureMap.phi must be a function from [B, G, N, K] to [B, G, N, F]; got {self.phi!r}. "
@@ -140,16 +144,22 @@ class MLP(Memory):
     widths: tuple[int, ...]
     activation: Activation = "gelu"
     bias: bool = True
-    linear = False
+    linear: ClassVar = False
 
     def __post_init__(self) -> None:
-        """Check the sizes and the activation."""
+        """Check the sizes and the activation.
+
+        Raises:
+            ValueError: If one is not to be used.
+        """
         if len(self.widths) < 2 or any(not isinstance(width, int) or width < 1 for width in self.widths):
             raise ValueError(
-                f"MLP.widths must be at least two positive sizes, such as (32, 128, 32); got {self.widths!r}."
+                f"MLP.widths must be at least two positive sizes, the key's first and the value's last; "
+                f"got {self.widths!r}. Write (32, 128, 32) for one hidden layer of 128."
             )
         if self.activation not in ACTIVATIONS:
-            raise ValueError(f"MLP.activation must be one of {', '.join(ACTIVATIONS)}; got {self.activation!r}.")
+            known = ", ".join(ACTIVATIONS)
+            raise ValueError(f"MLP.activation must be one of {known}; got {self.activation!r}. Pick one of these.")
 
     @property
     def words(self) -> str:
@@ -163,7 +173,7 @@ class MLP(Memory):
         return tuple(shape for i, o in layers for shape in (((i, o), (o,)) if self.bias else ((i, o),)))
 
     def __call__(self, parameters: Parameters, x: Tensor) -> Tensor:
-        """Evaluate the network."""
+        """Return the network's output."""
         depth = len(self.widths) - 1
         for layer in range(depth):
             if self.bias:
@@ -176,7 +186,11 @@ class MLP(Memory):
         return x
 
     def zeros(self, k: Tensor, v: Tensor) -> Parameters:
-        """Refuse: an MLP at zero cannot learn."""
+        """Refuse: an MLP at zero cannot learn.
+
+        Raises:
+            ValueError: Always.
+        """
         raise ValueError(
             "an MLP memory needs starting parameters, since no gradient reaches weights that are all zero; got none. "
             "Pass state=recipe.start(parameters=...)."
@@ -192,5 +206,5 @@ class MLP(Memory):
         if got != self.shapes or len({p.shape[:2] for p in parameters}) != 1:
             raise ValueError(
                 f"parameters of {self!r} must be [B, G, *shape] with shapes {list(self.shapes)}; "
-                f"got {[list(p.shape) for p in parameters]}."
+                f"got {[list(p.shape) for p in parameters]}. Their order is (W1, b1, W2, b2, ...), W of [in, out]."
             )

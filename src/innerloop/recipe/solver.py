@@ -48,7 +48,7 @@ def alignment(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def gradient(objective: Callable[[Parameters], Tensor], parameters: Parameters) -> Parameters:
-    """Differentiate a sum of independent rows: each row of the result is that row's own gradient.
+    """Return the gradient of a sum of independent rows: each row of the result is that row's own.
 
     The result can be differentiated again, any number of times, if anything that the objective sees is tracked outside.
     """
@@ -115,11 +115,15 @@ class GradientStep(Stepper):
     decay: Value = 0.0
     steps: int = 1
     loss: Loss = squared_error
-    gates = ("rate", "momentum", "decay")
-    has_velocity = True
+    gates: ClassVar = {"rate": ("G",), "momentum": ("G",), "decay": ("G",)}
+    has_velocity: ClassVar = True
 
     def __post_init__(self) -> None:
-        """Check the fields."""
+        """Check the fields.
+
+        Raises:
+            ValueError: If one is out of range.
+        """
         check_number(self, "rate", -math.inf)
         check_number(self, "momentum", -math.inf)
         check_number(self, "decay", 0.0, 1.0)
@@ -140,7 +144,7 @@ class GradientStep(Stepper):
     def move(
         self, memory: Memory, parameters: Parameters, velocity: Parameters, k: Tensor, v: Tensor
     ) -> tuple[Parameters, Parameters]:
-        """Take the step, ``steps`` times."""
+        """Return where ``steps`` steps lead."""
         for _ in range(self.steps):
             slope = gradient(lambda inner: self.loss(memory(inner, k), v).sum(), parameters)
             velocity = tuple(
@@ -172,7 +176,7 @@ class ImplicitStep(Stepper):
 
     strength: Value = 1.0
     steps: int = 1
-    gates = ("strength",)
+    gates: ClassVar = {"strength": ("G",)}
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -187,7 +191,7 @@ class ImplicitStep(Stepper):
     def move(
         self, memory: Memory, parameters: Parameters, velocity: Parameters, k: Tensor, v: Tensor
     ) -> tuple[Parameters, Parameters]:
-        """Solve for the change in the space of predictions, which is small."""
+        """Return the balance, solved for in the space of predictions, which is small."""
         for _ in range(self.steps):
             slope = _jacobian(memory, parameters, k, v)                                 # [B, G, N V, P]
             error = (memory(parameters, k) - v).flatten(2).unsqueeze(-1)                # [B, G, N V, 1]
@@ -220,7 +224,7 @@ class CrossMoment(Stepper, Fitter):
     GLA and Mamba-2 have in common. Wang, Shi and Fox (2025), arXiv:2501.12352.
     """
 
-    needs_optimum = True
+    needs_optimum: ClassVar = True
 
     @property
     def words(self) -> str:
@@ -230,12 +234,12 @@ class CrossMoment(Stepper, Fitter):
     def move(
         self, memory: Memory, parameters: Parameters, velocity: Parameters, k: Tensor, v: Tensor
     ) -> tuple[Parameters, Parameters]:
-        """Add the new pair to the sum."""
+        """Return the sum with the new pair."""
         slope = gradient(lambda inner: alignment(memory(inner, k), v).sum(), parameters)
         return tuple(w - g for w, g in zip(parameters, slope, strict=True)), velocity
 
     def fit(self, memory: Memory, k: Tensor, v: Tensor, gamma: Tensor) -> Parameters:
-        """Form the whole sum, where weights other than a decay call for it."""
+        """Return the whole sum, where weights other than a decay call for it."""
         slope = gradient(lambda inner: (gamma * alignment(memory(inner, k), v)).sum(), memory.zeros(k, v))
         return tuple(-g for g in slope)
 
@@ -244,22 +248,20 @@ class RidgeFitter(Fitter):
     """A solver of the weighted ridge problem; what its two members share is the objective."""
 
     ridge: Value
-    gates = ("ridge",)
+    gates: ClassVar = {"ridge": ("G", "G F")}
 
     def ridge_on(self, state: Tensor) -> float | Tensor:
-        """Align the ridge, a number, ``[B, G]`` or ``[B, G, F]``, with parameters of ``[B, G, F, V]``."""
-        if isinstance(self.ridge, Tensor) and self.ridge.dim() == state.dim() - 1:
+        """Return the ridge aligned with parameters of ``[B, G, F, V]``."""
+        if isinstance(self.ridge, Tensor) and self.ridge.dim() == 3:                    # [B, G, F]
             return self.ridge.unsqueeze(-1)
         return along(self.ridge, state)
 
-    def slope(self, memory: Memory, state: Tensor, k: Tensor, v: Tensor | float, gamma: Tensor) -> Tensor:
-        r"""Differentiate :math:`\sum \gamma_i \tfrac12 |v_i - m(k_i)|^2 + \tfrac12 \mathrm{ridge}\, |W|^2`."""
-        ridge = self.ridge_on(memory.zeros(k, k[..., :1])[0])
+    def slope(self, memory: Memory, state: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
+        r"""Return the slope of :math:`\sum \gamma_i \tfrac12 |v_i - m(k_i)|^2 + \tfrac12 \mathrm{ridge}\, |W|^2`."""
+        ridge = self.ridge_on(memory.zeros(k, v)[0])
 
         def objective(inner: Parameters) -> Tensor:
-            prediction = memory(inner, k)
-            target = torch.zeros_like(prediction) if isinstance(v, float) else v
-            return (gamma * squared_error(prediction, target)).sum() + (ridge * 0.5 * inner[0].square()).sum()
+            return (gamma * squared_error(memory(inner, k), v)).sum() + (ridge * 0.5 * inner[0].square()).sum()
 
         return gradient(objective, (state,))[0]
 
@@ -268,9 +270,10 @@ class RidgeFitter(Fitter):
 
         With targets of 0 the objective is purely quadratic, so its slope at the unit vector c is row c.
         """
-        width = memory.zeros(k, k[..., :1])[0].shape[2]
+        target = torch.zeros_like(k[..., :1])
+        width = memory.zeros(k, target)[0].shape[2]
         units = torch.eye(width, dtype=k.dtype, device=k.device).reshape(width, 1, 1, width, 1)
-        rows = self.slope(memory, units.expand(width, *k.shape[:2], width, 1), k, 0.0, gamma)
+        rows = self.slope(memory, units.expand(width, *k.shape[:2], width, 1), k, target, gamma)
         return rows.squeeze(-1).permute(1, 2, 0, 3)
 
 
@@ -303,7 +306,7 @@ class Exact(RidgeFitter):
         return "exact" if _is_zero(self.ridge) else "exact with ridge"
 
     def fit(self, memory: Memory, k: Tensor, v: Tensor, gamma: Tensor) -> Parameters:
-        """Take the Newton step."""
+        """Return where the Newton step leads."""
         (zeros,) = memory.zeros(k, v)
         inverse = torch.linalg.pinv(self.hessian(memory, k, gamma), hermitian=True)
         return (-inverse @ self.slope(memory, zeros, k, v, gamma),)
@@ -329,7 +332,11 @@ class ConjugateGradients(RidgeFitter):
     ridge: Value = 1.0
 
     def __post_init__(self) -> None:
-        """Check the fields."""
+        """Check the fields.
+
+        Raises:
+            ValueError: If one is out of range.
+        """
         check_count(self, "iterations")
         check_number(self, "ridge", 0.0)
         if _is_zero(self.ridge):
@@ -344,18 +351,20 @@ class ConjugateGradients(RidgeFitter):
         return f"{self.iterations} conjugate gradients with ridge"
 
     def fit(self, memory: Memory, k: Tensor, v: Tensor, gamma: Tensor) -> Parameters:
-        """Run the steps, all channels of the value side by side."""
+        """Return where the steps lead, all channels of the value side by side."""
         (zeros,) = memory.zeros(k, v)
         diagonal = self.hessian(memory, k, gamma).diagonal(dim1=-2, dim2=-1).unsqueeze(2)
         rhs = -self.slope(memory, zeros, k, v, gamma).mT                                # [B, G, V, F]
-        solution = conjugate_gradients(
-            lambda x: self.slope(memory, x.mT, k, 0.0, gamma).mT, rhs, iterations=self.iterations, diagonal=diagonal
-        )
-        return (solution.mT,)
+
+        def product(x: Tensor) -> Tensor:
+            # With targets of 0 the slope is the second derivative times x.
+            return self.slope(memory, x.mT, k, torch.zeros_like(v), gamma).mT
+
+        return (conjugate_gradients(product, rhs, iterations=self.iterations, diagonal=diagonal).mT,)
 
 
 def _jacobian(memory: Memory, parameters: Parameters, k: Tensor, v: Tensor) -> Tensor:
-    """Differentiate each prediction by all parameters, ``[B, G, N V, P]``: one copy of the memory for each."""
+    """Return all predictions differentiated by all parameters, ``[B, G, N V, P]``: a copy of the memory for each."""
     pairs, width = v.shape[2:]
     count = pairs * width
     pick = torch.eye(count, dtype=k.dtype, device=k.device).reshape(count, 1, 1, pairs, width)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class Weights(Choice):
         return parameters
 
     def remember(self, past: Past | None, k: Tensor, v: Tensor) -> Past:
-        """Add one pair, ``[B, G, .]``, to the past; it enters with weight 1."""
+        """Return the past with one more pair, ``[B, G, .]``, which enters with weight 1."""
         pair = Past(k.unsqueeze(2), v.unsqueeze(2), k.new_zeros(*k.shape[:2], 1))
         if past is None:
             return pair
@@ -70,7 +70,7 @@ class Uniform(Weights):
         return "uniform"
 
     def history(self, q: Tensor, k: Tensor) -> list[Tensor]:
-        """Ones."""
+        """Return ones."""
         return [k.new_ones(k.shape[0], k.shape[2], t + 1) for t in range(k.shape[1])]
 
 
@@ -91,7 +91,7 @@ class ScalarDecay(Weights):
     """
 
     g: Value = None
-    gates = ("g",)
+    gates: ClassVar = {"g": ("G",)}
 
     def __post_init__(self) -> None:
         """Check the decay."""
@@ -103,17 +103,17 @@ class ScalarDecay(Weights):
         return "scalar decay"
 
     def fade(self, parameters: Parameters) -> Parameters:
-        """Multiply every parameter by e^g."""
-        return tuple(keep * p for keep, p in ((_exp(along(self.g, p)), p) for p in parameters))
+        """Return every parameter times e^g."""
+        return tuple(_exp(along(self.g, p)) * p for p in parameters)
 
     def remember(self, past: Past | None, k: Tensor, v: Tensor) -> Past:
-        """Fade the pairs, then add the new one."""
+        """Return the pairs faded, and the new one."""
         if past is not None:
             past = past._replace(log_weights=past.log_weights + along(self.g, past.log_weights))
         return super().remember(past, k, v)
 
     def history(self, q: Tensor, k: Tensor) -> list[Tensor]:
-        """Products of the decays after each pair, without a logarithm."""
+        """Return products of the decays after each pair, without a logarithm."""
         keep = (k.new_ones(k.shape[:3]) * _exp(self.g)).unbind(1)
         rows = [k.new_ones(k.shape[0], k.shape[2], 0)]
         for now in keep:
@@ -138,7 +138,7 @@ class ChannelDecay(Weights):
     """
 
     g: Value = None
-    gates = ("g",)
+    gates: ClassVar = {"g": ("G K",)}
 
     def __post_init__(self) -> None:
         """Check the decay."""
@@ -150,10 +150,9 @@ class ChannelDecay(Weights):
         return "channel decay"
 
     def fade(self, parameters: Parameters) -> Parameters:
-        """Multiply row c of the map by e^(g_c)."""
+        """Return the map, its row c times e^(g_c)."""
         (state,) = parameters
-        keep = _exp(self.g.to(state.dtype).unsqueeze(-1) if isinstance(self.g, Tensor) else self.g)
-        return (keep * state,)
+        return (_exp(self.g.to(state.dtype).unsqueeze(-1) if isinstance(self.g, Tensor) else self.g) * state,)
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,11 +180,11 @@ class Window(Weights):
         return f"last {self.size}"
 
     def remember(self, past: Past | None, k: Tensor, v: Tensor) -> Past:
-        """Add the new pair and let the oldest go."""
+        """Return the past with the new pair and without the oldest."""
         return Past(*(part[:, :, -self.size :] for part in super().remember(past, k, v)))
 
     def history(self, q: Tensor, k: Tensor) -> list[Tensor]:
-        """Zeros, then ``size`` ones."""
+        """Return zeros, then ``size`` ones."""
         ones = k.new_ones(k.shape[0], k.shape[2], k.shape[1])
         age = torch.arange(k.shape[1], device=k.device).flip(0)
         recent = ones * (age < self.size)
@@ -239,7 +238,11 @@ class QueryKernel(Weights):
     kernel: Kernel = exponential
 
     def __post_init__(self) -> None:
-        """Check the kernel."""
+        """Check the kernel.
+
+        Raises:
+            ValueError: If it cannot be called.
+        """
         if not callable(self.kernel):
             raise ValueError(
                 f"QueryKernel.kernel must be a function of (q, k); got {self.kernel!r}. "
@@ -252,14 +255,17 @@ class QueryKernel(Weights):
         return "query kernel"
 
     def gamma(self, past: Past, q: Tensor) -> Tensor:
-        """The kernel between the query and every key."""
+        """Return the kernel between the query and every key."""
         return self.kernel(q.unsqueeze(2), past.k)
 
     def history(self, q: Tensor, k: Tensor) -> list[Tensor]:
-        """The kernel between each query and the keys up to it."""
+        """Return the kernel between each query and the keys up to it."""
         q, k = q.transpose(1, 2), k.transpose(1, 2)
         return [self.kernel(q[:, :, t : t + 1], k[:, :, : t + 1]) for t in range(k.shape[2])]
 
 
 def _exp(log: Value) -> float | Tensor:
-    return log.exp() if isinstance(log, Tensor) else math.exp(log)  # pyright: ignore[reportArgumentType]
+    if isinstance(log, Tensor):
+        return log.exp()
+    assert log is not None, "Recipe checks that every field has a value before the loop starts"
+    return math.exp(log)
