@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cycler import cycler
-from matplotlib import rc_context
+from matplotlib import style
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure as Canvas
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from innerloop.experiments.experiment import Figure
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-_WIDE, _NARROW = (5.4, 3.4), (3.7, 3.1)  # inches; the page scales them, and 9 points stay legible on a phone
+_SIZES = {1: (5.4, 3.4), 2: (3.7, 3.1)}  # inches; the page scales them, and 9 points stay legible on a phone
+_SMALL = (2.8, 2.6)
 _ID = re.compile(r'(\bid="|xlink:href="#|href="#|url\(#)')
 _FAMILY = re.compile(r"font-family: [^;\"]+")
 # Black and mid-grey are what a figure gets that names no colour of the cycle.
@@ -45,8 +46,8 @@ def draw(figure: Figure, slug: str) -> list[Panel]:
     Returns:
         One SVG a panel, in order.
     """
-    with rc_context(_style()):
-        size = _WIDE if figure.panels == 1 else _NARROW
+    with style.context(_style()):
+        size = _SIZES.get(figure.panels, _SMALL)
         canvases = [Canvas(figsize=size, layout="constrained") for _ in range(figure.panels)]
         figure.draw(*(canvas.add_subplot() for canvas in canvases))
         return [_panel(_svg(canvas), f"{slug}-{number}") for number, canvas in enumerate(canvases, start=1)]
