@@ -1,1 +1,38 @@
-"""Sequence layers that learn while they run."""
+"""Sequence layers that learn while they run: a memory m, one step of regression a token, a read o = m(q)."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from innerloop import ops, recipe, testing
+    from innerloop.ops import explain
+    from innerloop.rule import Constant, Gate, Rule, register
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "ops": "",
+    "recipe": "",
+    "testing": "",
+    "explain": "ops",
+    "Constant": "rule",
+    "Gate": "rule",
+    "Rule": "rule",
+    "register": "rule",
+}
+
+__all__ = ["Constant", "Gate", "Rule", "__version__", "explain", "ops", "recipe", "register", "testing"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: the command line answers --help without waiting for torch.
+    if name not in _HOME:
+        raise AttributeError(f"module 'innerloop' has no attribute {name!r}")
+    home = _HOME[name]
+    value = getattr(import_module(f"innerloop.{home}"), name) if home else import_module(f"innerloop.{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

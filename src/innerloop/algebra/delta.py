@@ -1,0 +1,44 @@
+"""The delta family with a scalar decay: DeltaNet, Gated DeltaNet, Longhorn."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from innerloop.algebra.decay import chunk_fades
+
+
+def delta_chunks(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, states: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    r"""Read the memory that writes ``beta_t k_t (v_t - S^T k_t)^T`` into its faded self, for all chunks.
+
+    .. math::
+        (I + \beta P \circ \mathrm{stril}(K K^\top)) U = \beta (V - p \odot K S_0), \qquad
+        O = p \odot (Q S_0) + (P \circ Q K^\top) U, \qquad S_1 = p_C S_0 + (K \odot P_C)^\top U
+
+    The solve is by substitution: powers of the coupling reach 4.7e17 with 64 equal keys. Its two right-hand sides, the
+    values and what multiplies ``S_0``, are solved for all chunks at once; only products run from chunk to chunk.
+    Yang et al. (2024), arXiv:2406.06484; with the decay Yang et al. (2025), arXiv:2412.06464; both transposed.
+    """
+    (state,) = states
+    beta = beta[..., None]
+    fade, carry = chunk_fades(g, q.dtype)
+    scores, coupling, keys, decayed = q @ k.mT, k @ k.mT, k, k
+    if fade is None:
+        scores = scores.tril()
+    else:
+        scores, coupling = fade * scores, fade * coupling
+        keys, decayed = fade[..., -1, :, None] * k, carry * k
+    right = torch.cat((beta * v, beta * decayed), -1)
+    solved = torch.linalg.solve_triangular(beta * coupling, right, upper=False, unitriangular=True)
+    values, erase = solved.split((v.shape[-1], k.shape[-1]), -1)
+    updates, starts = [], []
+    ends = [None] * q.shape[2] if carry is None else carry[..., -1:, :].unbind(2)
+    for value, row, key, end in zip(values.unbind(2), erase.unbind(2), keys.unbind(2), ends, strict=True):
+        starts.append(state)
+        update = value - row @ state  # [B, G, C, V]
+        updates.append(update)
+        state = key.mT @ update + (state if end is None else end * state)
+    past = q @ torch.stack(starts, 2)
+    return scores @ torch.stack(updates, 2) + (past if carry is None else carry * past), (state,)

@@ -1,0 +1,196 @@
+"""What a call may say: types, shapes, values. Inputs are checked here and nowhere below."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from innerloop.rule import Gate, Gates, Rule, State
+from innerloop.shapes import check_shape, check_tensor
+
+Form = Literal["auto", "recurrent", "chunk"]
+Backend = Literal["torch", "cpu"]
+FORMS: tuple[str, ...] = get_args(Form)
+BACKENDS: tuple[str, ...] = get_args(Backend)
+
+
+def choose_form(rule: Rule, length: int, form: Form) -> str:
+    """Return the form that a call of this length takes."""
+    if form == "auto":
+        return "recurrent" if length == 1 or not rule.has_chunk else "chunk"
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(map(repr, FORMS))}; got {form!r}")
+    if form == "chunk" and not rule.has_chunk:
+        raise ValueError(
+            f"form must be 'recurrent' or 'auto' for {rule.name}, which defines no chunk form; got 'chunk'"
+        )
+    return form
+
+
+def check_options(
+    rule: Rule,
+    constants: tuple[float, ...],
+    scale: float | None = None,
+    chunk_size: int | None = None,
+    backend: str | None = None,
+) -> int:
+    """Check what is no tensor, and return the chunk size."""
+    if scale is not None:
+        _check_number("scale", scale, -math.inf)
+    for constant, value in zip(rule.constants, constants, strict=False):
+        _check_number(constant.name, value, constant.above)
+    if backend is not None:
+        if backend not in BACKENDS:
+            raise ValueError(f"backend must be None or one of {', '.join(map(repr, BACKENDS))}; got {backend!r}")
+        if backend != "torch":
+            raise RuntimeError(f"{rule.name} has no {backend!r} kernel in this installation; it has 'torch'. "
+                               "Leave backend unset to use the best one present.")  # fmt: skip
+    if chunk_size is None:
+        return rule.chunk_size
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
+        raise TypeError(f"chunk_size must be an int or None; got {type(chunk_size).__name__}")
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1; got {chunk_size}")
+    return chunk_size
+
+
+def _check_number(name: str, value: float, above: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real | torch.SymFloat | torch.SymInt):
+        raise TypeError(f"{name} must be a number; got {type(value).__name__}")
+    if not math.isfinite(value) or value <= above:
+        wanted = "finite" if above == -math.inf else f"finite and above {above:g}"
+        raise ValueError(f"{name} must be {wanted}; got {value}")
+
+
+def check_inputs(
+    rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State, cu_seqlens: Tensor | None
+) -> None:
+    """Check the tensors of a call: types, shapes, and (in eager mode) values."""
+    sizes = _check_qkv(rule, q, k, v, 0)
+    for gate in rule.gates:
+        value = gates[gate.name]
+        if value is not None:
+            check_tensor(gate.name, value)
+            _check_gate_dtype(gate.name, value, q)
+            check_shape(gate.name, value, gate.axes, sizes)
+            _check_values(gate, value)
+    rows = sizes["B"]
+    if cu_seqlens is not None:
+        _check_packing(cu_seqlens, sizes)
+        rows = cu_seqlens.shape[0] - 1
+    _check_state(rule, state, sizes, rows, q)
+
+
+def check_token(rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State) -> None:
+    """Check the tensors of one token: types and shapes."""
+    sizes = _check_qkv(rule, q, k, v, 1)
+    for gate in rule.gates:
+        value = gates[gate.name]
+        if value is not None:
+            check_tensor(gate.name, value)
+            _check_gate_dtype(gate.name, value, q)
+            check_shape(gate.name, value, _without_time(gate.axes), sizes)
+    _check_state(rule, state, sizes, sizes["B"], q)
+
+
+def _without_time(axes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis != "T")
+
+
+def _check_qkv(rule: Rule, q: Tensor, k: Tensor, v: Tensor, token: int) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for name, value in (("q", q), ("k", k), ("v", v)):
+        check_tensor(name, value)
+        if value.dtype != q.dtype:
+            raise TypeError(f"q, k and v must share a dtype; got q {_word(q)}, {name} {_word(value)}. "
+                            f"Convert with {name}.to({q.dtype}).")  # fmt: skip
+        if value.device != q.device:
+            raise ValueError(f"q, k and v must be on one device; got q on {q.device}, {name} on {value.device}")
+        axes = rule.axes[name]
+        check_shape(name, value, _without_time(axes) if token else axes, sizes)
+    if rule.grouped:
+        _check_multiple("q", sizes["Q"], "k", sizes["H"])
+    else:
+        _check_multiple("v", sizes["G"], "q and k", sizes["H"])
+    for axis in ("K", "V"):
+        if sizes[axis] < 1:
+            raise ValueError(f"{axis} must be at least 1; got {sizes[axis]}")
+    return sizes
+
+
+def _check_multiple(name: str, heads: int, other: str, fewer: int) -> None:
+    if fewer < 1 or heads % fewer:
+        raise ValueError(f"{name} must have a multiple of {other}'s heads; got {heads} and {fewer}")
+
+
+def _check_gate_dtype(name: str, value: Tensor, q: Tensor) -> None:
+    if value.dtype != q.dtype and value.dtype != torch.float32:
+        raise TypeError(f"{name} must have q's dtype {_word(q)} or float32; got {_word(value)}")
+    if value.device != q.device:
+        raise ValueError(f"{name} must be on q's device {q.device}; got {value.device}")
+
+
+def _check_state(rule: Rule, state: State, sizes: dict[str, int], rows: int, q: Tensor) -> None:
+    if state is None:
+        return
+    names = list(rule.states)
+    if rule.state_type is not None and (not isinstance(state, tuple) or len(state) != len(names)):
+        raise TypeError(f"the state of {rule.name} must be {rule.state_type.__name__}({', '.join(names)}); "
+                        f"got {type(state).__name__}")  # fmt: skip
+    sizes = {**sizes, "N": rows}
+    for (name, axes), tensor in zip(rule.states.items(), rule.state_tensors(state), strict=True):
+        label = "the initial state" if rule.state_type is None else f"the initial state's {name}"
+        if axes:
+            check_tensor(label, tensor)
+        elif not isinstance(tensor, Tensor) or tensor.is_floating_point():
+            raise TypeError(f"{label} must be an integer tensor")
+        check_shape(label, tensor, ("N", *axes), sizes)
+        if tensor.device != q.device:
+            raise ValueError(f"{label} must be on q's device {q.device}; got {tensor.device}")
+
+
+def _check_packing(cu_seqlens: Tensor, sizes: dict[str, int]) -> None:
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError("cu_seqlens must be an int32 or int64 tensor of the N+1 bounds of the packed sequences; got "
+                        f"{_word(cu_seqlens) if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__}")  # fmt: skip
+    if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2:
+        raise ValueError(f"cu_seqlens must have shape [N+1] with N at least 1; got {list(cu_seqlens.shape)}")
+    if sizes["B"] != 1:
+        raise ValueError(f"cu_seqlens packs sequences in one row: B must be 1; got B={sizes['B']}")
+    if not _readable(cu_seqlens):
+        return
+    bounds = cu_seqlens.tolist()
+    if bounds[0] < 0 or bounds[-1] > sizes["T"] or any(b < a for a, b in zip(bounds, bounds[1:], strict=False)):
+        raise ValueError(f"cu_seqlens must rise from at least 0 to at most T={sizes['T']}; got {bounds[:8]}"
+                         f"{'...' if len(bounds) > 8 else ''}")  # fmt: skip
+
+
+def _check_values(gate: Gate, value: Tensor) -> None:
+    if value.numel() == 0 or not _readable(value):
+        return
+    high = value.detach().amax().item()
+    low = value.detach().amin().item() if gate.enforced and gate.low > -math.inf else gate.low
+    if math.isnan(high):
+        raise ValueError(f"{gate.name} must not hold NaN; it does. Look at what makes the gate.")
+    if gate.enforced and (high > gate.high or low < gate.low):
+        got = f"a maximum of {high:g}" if high > gate.high else f"a minimum of {low:g}"
+        cure = " It is the natural log of the decay: pass decay.log(), or clamp(max=0)." if gate.name == "g" else ""
+        raise ValueError(f"{gate.name} must lie in [{gate.low:g}, {gate.high:g}]; got {got}.{cure}")
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Whether values can be looked at: a real tensor, outside of every trace and transform."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.device.type != "meta"
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _word(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,122 @@
+"""From a public call to the form and backend that serve it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, choose_form
+from innerloop.kernels.operator import Options
+from innerloop.kernels.portable import full_precision, prepared, widened
+from innerloop.rule import Gates, Rule, State
+from innerloop.shapes import align_heads
+
+
+class Plan(NamedTuple):
+    """Which path a call takes, and why."""
+
+    rule: str
+    form: str
+    backend: str
+    chunk_size: int | None
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        size = "" if self.chunk_size is None else f" in chunks of {self.chunk_size}"
+        return "\n".join((
+            f"{self.rule}: {self.form} form{size}, {self.backend} backend",
+            *(f"  {x}" for x in self.reasons),
+        ))
+
+
+def call(
+    rule: Rule,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    constants: tuple[float, ...] = (),
+    *,
+    scale: float | None,
+    initial_state: State,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    use_qk_l2norm_in_kernel: bool,
+    form: Form,
+    chunk_size: int | None,
+    backend: Backend | None,
+) -> tuple[Tensor, State]:
+    """Check a call, run it, and return ``(o, state)``; ``state`` is None unless asked for."""
+    check_inputs(rule, q, k, v, gates, initial_state, cu_seqlens)
+    chosen = choose_form(rule, q.shape[1], form)
+    size = check_options(rule, constants, scale, chunk_size, backend)
+    gates = rule.complete(gates, v)
+    if scale is None:
+        scale = rule.default_scale(q.shape[-1])
+    options = Options(cu_seqlens, float(scale), use_qk_l2norm_in_kernel, size, constants)
+    run = rule.recurrent if chosen == "recurrent" else rule.chunk
+    out, state = run(q, k, v, state=initial_state, options=options, **gates)
+    return out, state if output_final_state else None
+
+
+def step(
+    rule: Rule,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    constants: tuple[float, ...] = (),
+    *,
+    state: State,
+    scale: float | None,
+    use_qk_l2norm_in_kernel: bool,
+) -> tuple[Tensor, State]:
+    """Check one token, write and read it; values are not looked at."""
+    check_token(rule, q, k, v, gates, state)
+    check_options(rule, constants, scale)
+    gates = rule.complete(gates, v)
+    if scale is None:
+        scale = rule.default_scale(q.shape[-1])
+    with full_precision(q):
+        return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
+
+
+def _step(
+    rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, constants: tuple[float, ...], state: State, scale: float,
+    l2norm: bool,
+) -> tuple[Tensor, State]:  # fmt: skip
+    dtype, heads = v.dtype, v.shape[-2]
+    portable = rule.loop.portable
+    states = portable.filled((q, k, v, *gates.values(), *rule.state_tensors(state)), v.shape[0])
+    q, k, v, *values = widened((q, k, v, *gates.values()), dtype)
+    q, k = prepared(q, k, l2norm, scale)
+    if not rule.grouped:
+        q, k = align_heads(q, heads), align_heads(k, heads)
+    names = (*gates, *(constant.name for constant in rule.constants))
+    named = dict(zip(names, (*values, *constants), strict=True))
+    out, state = rule.step(q, k, v, state=rule.packed_state(states), **named)
+    return out if out.dtype == dtype else out.to(dtype), state
+
+
+def plan(
+    rule: Rule,
+    q: Tensor,
+    constants: tuple[float, ...],
+    *,
+    scale: float | None,
+    form: Form,
+    chunk_size: int | None,
+    backend: Backend | None,
+) -> Plan:
+    """Say which path a call with these inputs takes, and why."""
+    chosen = choose_form(rule, q.shape[1], form)
+    size = check_options(rule, constants, scale, chunk_size, backend)
+    if form != "auto":
+        why = f"form={form!r} was asked for"
+    elif chosen == "recurrent":
+        why = "T = 1: one token is one step" if rule.has_chunk else f"{rule.name} has no form that is parallel in time"
+    else:
+        why = f"T = {q.shape[1]}: the chunk form is parallel in time"
+    asked = "backend='torch' was asked for" if backend else "there is no native kernel for it in this installation"
+    return Plan(rule.name, chosen, "torch", size if chosen == "chunk" else None, (why, asked))

@@ -1,0 +1,53 @@
+"""One operator a family: names that rules map onto."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from innerloop.algebra.additive import additive_chunks
+from innerloop.algebra.attention import attend
+from innerloop.algebra.chunks import in_chunks
+from innerloop.algebra.delta import delta_chunks
+from innerloop.algebra.momentum import momentum_chunks
+from innerloop.algebra.ridge import ridge_chunks
+from innerloop.kernels.operator import Operator
+from innerloop.kernels.portable import Dense
+
+MATRIX = {"S": ("G", "K", "V")}
+
+
+def _chunked(function: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]) -> Dense:
+    def dense(
+        tokens: Sequence[Tensor | None], states: tuple[Tensor, ...], chunk_size: int, constants: Sequence[float]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return in_chunks(lambda *chunks: function(*chunks, *constants), tokens, states, chunk_size)
+
+    return dense
+
+
+def _attention(
+    tokens: Sequence[Tensor | None], states: tuple[Tensor, ...], chunk_size: int, constants: Sequence[float]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    del chunk_size, constants
+    return attend(*tokens, states)
+
+
+ADDITIVE = Operator("additive", _chunked(additive_chunks), gates=("g",), states=MATRIX)
+DELTA = Operator("delta", _chunked(delta_chunks), gates=("g", "beta"), states=MATRIX)
+MOMENTUM = Operator(
+    "momentum", _chunked(momentum_chunks), gates=("theta", "eta", "alpha"), states={**MATRIX, "U": ("G", "K", "V")}
+)
+RIDGE = Operator(
+    "ridge", _chunked(ridge_chunks), gates=("g",), states={"H_kk": ("G", "K", "K"), "H_kv": ("G", "K", "V")}
+)
+ATTENTION = Operator(
+    "attention",
+    _attention,
+    gates=(),
+    states={"keys": ("S", "H", "K"), "values": ("S", "H", "V"), "lengths": ()},
+    grouped=True,
+    grows=True,
+)

@@ -1,0 +1,216 @@
+"""The one operator layer: a family or a token loop as an opaque torch operator with its backward.
+
+Everything that a compiler, an exporter or ``torch.func`` must know of an operator is said here, once: schema, shapes
+under fake tensors, first and higher derivatives, batching. What an operator computes is a plain differentiable function
+behind it; a native kernel is another implementation of the same operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, _C
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.library import Library
+
+from innerloop.kernels.portable import Dense, Portable
+from innerloop.shapes import compute_dtype
+
+_LIBRARY = Library("innerloop", "DEF")
+_BELOW_AUTOGRAD = _C._after_autograd_keyset
+
+
+class Options(NamedTuple):
+    """What a call may say beside its tensors."""
+
+    cu_seqlens: Tensor | None = None
+    scale: float = 1.0
+    l2norm: bool = False
+    chunk_size: int = 64
+    constants: tuple[float, ...] = ()
+
+
+class Operator:
+    """``innerloop::name`` and ``innerloop::name_backward``, callable with raw inputs of any float dtype.
+
+    Args:
+        name: Operator name in the ``innerloop`` namespace.
+        dense: What it computes on aligned, unpacked inputs in the precision of arithmetic, differentiable.
+        gates: Names of its gates, in order; each may be None.
+        states: Name to axes, such as ``{"S": ("G", "K", "V")}``, without the leading N; each may be None, for zeros.
+        grouped: Whether ``dense`` wants the heads as given, q's a multiple of k's; otherwise q and k are repeated to v's.
+        grows: Whether states with an axis S keep T more tokens after a call.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dense: Dense,
+        *,
+        gates: Sequence[str],
+        states: dict[str, tuple[str, ...]],
+        grouped: bool = False,
+        grows: bool = False,
+    ) -> None:
+        self.name = name
+        self.portable = Portable(dense, len(gates), states, grouped=grouped, grows=grows)
+        self._inputs = 3 + len(gates) + len(states)
+        tensors = ", ".join(["Tensor q, Tensor k, Tensor v", *(f"Tensor? {x}" for x in (*gates, *states))])
+        rest = "Tensor? cu_seqlens, float scale, bool l2norm, int chunk_size, float[] constants"
+        returns = ", ".join(["Tensor"] * (1 + len(states)))
+        _LIBRARY.define(f"{name}({tensors}, {rest}) -> ({returns})")
+        grads = ", ".join(f"Tensor? grad{i}" for i in range(1 + len(states)))
+        _LIBRARY.define(f"{name}_backward({tensors}, {rest}, {grads}, bool[] needs) -> Tensor[]")
+        self._op = getattr(torch.ops.innerloop, name).default
+        self._backward = getattr(torch.ops.innerloop, f"{name}_backward").default
+        self._function = self._make_function()
+        self._register()
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: Sequence[Tensor | None],
+        states: Sequence[Tensor | None],
+        options: Options,
+    ) -> tuple[Tensor, ...]:
+        """Return ``o`` and the states after the last token, in one flat tuple."""
+        return self._op(q, k, v, *gates, *states, *options)
+
+    def _register(self) -> None:
+        op, backward = self.name, f"{self.name}_backward"
+        _LIBRARY.impl(op, self._forward, "CompositeExplicitAutograd")
+        _LIBRARY.impl(op, self._forward_autograd, "Autograd", with_keyset=True)
+        _LIBRARY.impl(op, self._forward_fake, "Meta")
+        _LIBRARY.impl(backward, self._gradients, "CompositeExplicitAutograd")
+        _LIBRARY.impl(backward, self._backward_autograd, "Autograd", with_keyset=True)
+        _LIBRARY.impl(backward, self._gradients_fake, "Meta")
+        torch.library.register_vmap(f"innerloop::{op}", self._batched(self._op), lib=_LIBRARY)
+        torch.library.register_vmap(f"innerloop::{backward}", self._batched(self._backward), lib=_LIBRARY)
+
+    # Forward
+
+    def _forward(self, *args: Any) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            outputs = self.portable(args[: self._inputs], Options(*args[self._inputs :]))
+        # An operator must not hand an input back as its output, as an empty sequence's state would be.
+        return tuple(_fresh(output, args[: self._inputs]) for output in outputs)
+
+    def _forward_autograd(self, keyset: _C.DispatchKeySet, *args: Any) -> tuple[Tensor, ...]:
+        if torch.is_grad_enabled() and _C._any_requires_grad(*args):
+            if _C._are_functorch_transforms_active():
+                with enable_single_level_autograd_function():
+                    return self._function.apply(keyset, *args)
+            return self._function.apply(keyset, *args)
+        return self._op.redispatch(keyset & _BELOW_AUTOGRAD, *args)
+
+    def _forward_fake(self, *args: Any) -> tuple[Tensor, ...]:
+        q, _, v, cu_seqlens = *args[:3], args[self._inputs]
+        rows = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        out = v.new_empty((*v.shape[:2], max(q.shape[-2], v.shape[-2]), v.shape[-1]))
+        shapes = self.portable.state_shapes(args[: self._inputs], rows, after=v.shape[1])
+        dtypes = self.portable.state_dtypes(compute_dtype(v.dtype))
+        return out, *(v.new_empty(tuple(shape), dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
+
+    # Backward
+
+    def _make_function(self) -> type[torch.autograd.Function]:
+        operator, inputs = self, self._inputs
+
+        class Call(torch.autograd.function._SingleLevelFunction):
+            # One level: functorch has already peeled its own when the Autograd key is reached.
+            @staticmethod
+            def forward(ctx: Any, keyset: _C.DispatchKeySet, *args: Any) -> tuple[Tensor, ...]:
+                ctx.save_for_backward(*args[: inputs + 1])
+                ctx.rest = args[inputs + 1 :]
+                ctx.set_materialize_grads(False)
+                # On: under torch.func the next level's derivative is recorded below this one.
+                with torch.enable_grad():
+                    outputs = operator._op.redispatch(keyset & _BELOW_AUTOGRAD, *args)
+                ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
+                return tuple(outputs)
+
+            @staticmethod
+            def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+                needs = ctx.needs_input_grad[1 : inputs + 1]
+                found = iter(operator._backward(*ctx.saved_tensors, *ctx.rest, *grads, needs))
+                return (
+                    None,
+                    *(next(found) if need else None for need in needs),
+                    *(None for _ in range(1 + len(ctx.rest))),
+                )
+
+        return Call
+
+    def _gradients(self, *args: Any) -> list[Tensor]:
+        with torch.enable_grad():
+            grads = self._differentiate([None if x is None else x.detach() for x in args[: self._inputs]], args, False)
+        return [_fresh(grad, args) for grad in grads]
+
+    def _backward_autograd(self, keyset: _C.DispatchKeySet, *args: Any) -> list[Tensor]:
+        if torch.is_grad_enabled() and _C._any_requires_grad(*args):
+            # A derivative of the backward: in the open, through the differentiable form itself.
+            return self._differentiate([None if x is None else x.view_as(x) for x in args[: self._inputs]], args, True)
+        return self._backward.redispatch(keyset & _BELOW_AUTOGRAD, *args)
+
+    def _differentiate(self, inputs: list[Tensor | None], args: Sequence[Any], create_graph: bool) -> list[Tensor]:
+        options = Options(*args[self._inputs : self._inputs + len(Options._fields)])
+        *grads, needs = args[self._inputs + len(Options._fields) :]
+        wanted = [x for x, need in zip(inputs, needs, strict=True) if need and x is not None]
+        for x in wanted:
+            if not x.requires_grad:
+                x.requires_grad_()
+        outputs = self.portable(inputs, options)
+        pairs = [(x, grad) for x, grad in zip(outputs, grads, strict=True) if grad is not None and x.requires_grad]
+        if not pairs:
+            return [torch.zeros_like(x) for x in wanted]
+        roots, seeds = zip(*pairs, strict=True)
+        return list(
+            torch.autograd.grad(
+                roots, wanted, seeds, create_graph=create_graph, allow_unused=True, materialize_grads=True
+            )
+        )
+
+    def _gradients_fake(self, *args: Any) -> list[Tensor]:
+        return [torch.empty_like(x) for x, need in zip(args[: self._inputs], args[-1], strict=True) if need]
+
+    # Batching
+
+    def _batched(self, op: Callable[..., Any]) -> Callable[..., Any]:
+        inputs = self._inputs
+
+        def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+            size = info.batch_size
+            front = [
+                x if dim is None or not isinstance(x, Tensor) else x.movedim(dim, 0)
+                for x, dim in zip(args, in_dims, strict=True)
+            ]
+            if front[inputs] is not None:  # packed: there is no batch axis to fold into
+                rows = [
+                    op(*(x if dim is None else x[i] for x, dim in zip(front, in_dims, strict=True)))
+                    for i in range(size)
+                ]
+                stacked = [torch.stack(parts) for parts in zip(*rows, strict=True)]
+                return _like(rows[0], stacked), _like(rows[0], [0] * len(stacked))
+            folded = [
+                (x.expand(size, *x.shape) if dim is None else x).flatten(0, 1) if isinstance(x, Tensor) else x
+                for x, dim in zip(front, in_dims, strict=True)
+            ]
+            outputs = op(*folded)
+            unfolded = [x.unflatten(0, (size, x.shape[0] // size)) for x in outputs]
+            return _like(outputs, unfolded), _like(outputs, [0] * len(unfolded))
+
+        return rule
+
+
+def _like(example: Any, values: list[Any]) -> Any:
+    return tuple(values) if isinstance(example, tuple) else values
+
+
+def _fresh(output: Tensor, inputs: Sequence[Any]) -> Tensor:
+    pointer = output.data_ptr()
+    shared = any(isinstance(x, Tensor) and x.data_ptr() == pointer for x in inputs)
+    return output.clone() if shared else output.contiguous()

@@ -1,0 +1,125 @@
+"""From raw inputs to what an algebra form wants, in plain differentiable torch.
+
+Half types are widened, queries and keys made unit length, the scale put on the query (a read is linear in it), key heads
+repeated to value heads, absent states filled with zeros, packed sequences taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from innerloop.algebra.packing import run_packed
+from innerloop.shapes import align_heads, compute_dtype
+
+if TYPE_CHECKING:
+    from innerloop.kernels.operator import Options
+
+Dense = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
+"""``dense(tokens, states, chunk_size, constants)`` with tokens (q, k, v, *gates) as ``[B, T, G, ...]``."""
+
+
+class Portable:
+    """A family's algebra as a function of raw inputs: (q, k, v, *gates, *states) and options."""
+
+    def __init__(
+        self, dense: Dense, gates: int, states: dict[str, tuple[str, ...]], *, grouped: bool, grows: bool
+    ) -> None:
+        self.dense = dense
+        self.gates = gates
+        self.states = states
+        self.grouped = grouped
+        self.grows = grows
+
+    def __call__(self, inputs: Sequence[Tensor | None], options: Options) -> tuple[Tensor, ...]:
+        """Return ``o`` in v's dtype and the states after the last token."""
+        with full_precision(inputs[0]):
+            return self._run(inputs, options)
+
+    def _run(self, inputs: Sequence[Tensor | None], options: Options) -> tuple[Tensor, ...]:
+        v = inputs[2]
+        q, k, *others = widened(inputs[: 3 + self.gates], v.dtype)
+        q, k = prepared(q, k, options.l2norm, options.scale)
+        if not self.grouped:
+            q, k = align_heads(q, v.shape[-2]), align_heads(k, v.shape[-2])
+        tokens, heads = [q, k, *others], max(q.shape[-2], v.shape[-2])
+        bounds = None if options.cu_seqlens is None else options.cu_seqlens.tolist()
+        rows = v.shape[0] if bounds is None else len(bounds) - 1
+        states = self.filled(inputs, rows)
+
+        def dense(tokens: Sequence[Tensor | None], states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+            if tokens[0].shape[1] == 0:
+                return tokens[2].new_zeros((tokens[0].shape[0], 0, heads, v.shape[-1])), states
+            return self.dense(tokens, states, options.chunk_size, options.constants)
+
+        if bounds is None:
+            out, after = dense(tokens, states)
+        else:
+            out, after = run_packed(dense, tokens, states, bounds)
+            after = self._padded(after, inputs, rows)
+        return out.to(v.dtype), *after
+
+    def filled(self, inputs: Sequence[Tensor | None], rows: int) -> tuple[Tensor, ...]:
+        """Return the states in the precision of arithmetic, zeros where there are none."""
+        v = inputs[2]
+        dtypes = self.state_dtypes(compute_dtype(v.dtype))
+        shapes = self.state_shapes(inputs, rows)
+        return tuple(
+            v.new_zeros(shape, dtype=dtype) if state is None else state.to(dtype)
+            for state, shape, dtype in zip(inputs[3 + self.gates :], shapes, dtypes, strict=True)
+        )
+
+    def _padded(self, states: tuple[Tensor, ...], inputs: Sequence[Tensor | None], rows: int) -> tuple[Tensor, ...]:
+        """Give states that grow the one capacity that is known without looking at the lengths."""
+        if not self.grows:
+            return states
+        shapes = self.state_shapes(inputs, rows, after=inputs[0].shape[1])
+        return tuple(
+            torch.cat((state, state.new_zeros((rows, shape[1] - state.shape[1], *shape[2:]))), 1)
+            if len(shape) > 1
+            else state
+            for state, shape in zip(states, shapes, strict=True)
+        )
+
+    def state_shapes(self, inputs: Sequence[Tensor | None], rows: int, after: int = 0) -> list[tuple[int, ...]]:
+        """Return the shape of each state ``after`` so many tokens; S is 0 where no state was given."""
+        q, k, v = inputs[:3]
+        sizes = {"G": v.shape[-2], "H": k.shape[-2], "K": q.shape[-1], "V": v.shape[-1]}
+        shapes = []
+        for axes, state in zip(self.states.values(), inputs[3 + self.gates :], strict=True):
+            if self.grows and "S" in axes:
+                sizes["S"] = after + (0 if state is None else state.shape[1])
+            shapes.append((rows, *(sizes[axis] for axis in axes)))
+        return shapes
+
+    def state_dtypes(self, dtype: torch.dtype) -> list[torch.dtype]:
+        """Return each state's dtype; one without axes counts tokens."""
+        return [dtype if axes else torch.int64 for axes in self.states.values()]
+
+
+def widened(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
+    """Return the tensors in the precision of arithmetic for inputs of ``dtype``."""
+    dtype = compute_dtype(dtype)
+    return [x if x is None or x.dtype == dtype else x.to(dtype) for x in tensors]
+
+
+def prepared(q: Tensor, k: Tensor, l2norm: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return unit (where asked for) keys, and queries that carry the scale."""
+    if l2norm:
+        q, k = unit(q), unit(k)
+    return q if scale == 1.0 else q * scale, k
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return ``x * rsqrt(sum(x^2) + 1e-6)`` over the last axis."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def full_precision(tensor: Tensor) -> object:
+    """Return a context in which autocast lets products alone."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

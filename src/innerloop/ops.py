@@ -1,0 +1,215 @@
+"""The public functions: every rule by its name, any rule by ``run`` and ``step``, and what a call would do.
+
+All take ``q, k`` as ``[B, T, H, K]`` and ``v`` as ``[B, T, G, V]`` and return ``(o, state)``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from innerloop import dispatch
+from innerloop.checks import Backend, Form, check_inputs, check_token
+from innerloop.dispatch import Plan
+from innerloop.rule import Rule, State, get, take_gates
+from innerloop.rules.delta_rule import delta_rule
+from innerloop.rules.gated_delta_rule import gated_delta_rule
+from innerloop.rules.linear_attention import linear_attention
+from innerloop.rules.longhorn import longhorn
+from innerloop.rules.mamba2 import mamba2
+from innerloop.rules.momentum_delta_rule import MomentumState, momentum_delta_rule
+from innerloop.rules.normalized_linear_attention import NormalizedState, normalized_linear_attention
+from innerloop.rules.recursive_least_squares import MomentState, recursive_least_squares
+from innerloop.rules.retention import retention
+from innerloop.rules.softmax_attention import AttentionState, softmax_attention
+
+__all__ = [
+    "AttentionState",
+    "MomentState",
+    "MomentumState",
+    "NormalizedState",
+    "delta_rule",
+    "explain",
+    "gated_delta_rule",
+    "linear_attention",
+    "longhorn",
+    "mamba2",
+    "momentum_delta_rule",
+    "normalized_linear_attention",
+    "recursive_least_squares",
+    "retention",
+    "run",
+    "softmax_attention",
+    "step",
+]
+
+
+def run(
+    rule: str | Rule,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: State = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    form: Form = "auto",
+    chunk_size: int | None = None,
+    backend: Backend | None = None,
+    **gates: Any,
+) -> tuple[Tensor, State]:
+    r"""Run any registered rule over a sequence.
+
+    .. math:: m_t = \mathrm{write}(m_{t-1}; k_t, v_t), \qquad o_t = m_t(q_t)
+
+    Args:
+        rule: A rule's name, or a registered Rule.
+        q: Queries, ``[B, T, H, K]``.
+        k: Keys, ``[B, T, H, K]``.
+        v: Values, ``[B, T, G, V]``.
+        scale: Finite number that multiplies the read; the rule's default if None.
+        initial_state: The rule's state before the first token; empty if None.
+        output_final_state: Whether to return the state after the last token.
+        cu_seqlens: Bounds of N packed sequences in one row (B=1), ``[N+1]``, int32 or int64.
+        use_qk_l2norm_in_kernel: Make q and k unit length first, ``x * rsqrt(sum(x^2) + 1e-6)``.
+        form: ``"recurrent"``, ``"chunk"`` or ``"auto"``.
+        chunk_size: Tokens a chunk; changes nothing beyond rounding.
+        backend: ``None`` for the best present, or ``"torch"``.
+        **gates: The rule's gates and constants by name.
+
+    Returns:
+        ``o`` of ``[B, T, G, V]`` in v's dtype, and the final state or None.
+
+    Raises:
+        TypeError: If an input is no float tensor, or dtypes differ.
+        ValueError: If the rule or a gate is unknown, a gate is missing, a shape disagrees or a value is out of range.
+        RuntimeError: If a named backend cannot serve.
+
+    Example:
+        >>> import torch
+        >>> from innerloop import ops
+        >>> q, k, v = torch.randn(3, 1, 9, 2, 4).unbind(0)
+        >>> o, _ = ops.run("delta_rule", q, k, v, beta=torch.rand(1, 9, 2))
+        >>> ops.run("delta_rule", q, k, v)
+        Traceback (most recent call last):
+            ...
+        ValueError: delta_rule needs the gate 'beta'; got none
+    """
+    rule = get(rule)
+    taken, constants = take_gates(rule, gates)
+    return dispatch.call(
+        rule,
+        q,
+        k,
+        v,
+        taken,
+        constants,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        form=form,
+        chunk_size=chunk_size,
+        backend=backend,
+    )
+
+
+def step(
+    rule: str | Rule,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    state: State,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    **gates: Any,
+) -> tuple[Tensor, State]:
+    r"""Write one token into a rule's memory and read it.
+
+    .. math:: m_t = \mathrm{write}(m_{t-1}; k_t, v_t), \qquad o_t = m_t(q_t)
+
+    Args:
+        rule: A rule's name, or a registered Rule.
+        q: Query, ``[B, H, K]``.
+        k: Key, ``[B, H, K]``.
+        v: Value, ``[B, G, V]``.
+        state: The rule's state before this token; None before the first.
+        scale: Finite number that multiplies the read; the rule's default if None.
+        use_qk_l2norm_in_kernel: Make q and k unit length first, ``x * rsqrt(sum(x^2) + 1e-6)``.
+        **gates: The rule's gates and constants by name, without a time axis. Their values are not looked at.
+
+    Returns:
+        ``o`` of ``[B, G, V]`` in v's dtype, and the state after the token.
+
+    Raises:
+        TypeError: If an input is no float tensor, or dtypes differ.
+        ValueError: If the rule or a gate is unknown, a gate is missing, or a shape disagrees.
+
+    Example:
+        >>> import torch
+        >>> from innerloop import ops
+        >>> q, k, v = torch.randn(3, 1, 9, 2, 4).unbind(0)
+        >>> whole, _ = ops.linear_attention(q, k, v)
+        >>> state = None
+        >>> for t in range(9):
+        ...     o, state = ops.step("linear_attention", q[:, t], k[:, t], v[:, t], state=state)
+        >>> torch.allclose(o, whole[:, -1], atol=1e-5)
+        True
+    """
+    rule = get(rule)
+    taken, constants = take_gates(rule, gates)
+    return dispatch.step(
+        rule, q, k, v, taken, constants, state=state, scale=scale, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel
+    )
+
+
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Plan:
+    """Say which form and backend a call would take, and why, without running it.
+
+    Args:
+        function: One of this module's functions.
+        *args: What it would be called with.
+        **kwargs: What it would be called with.
+
+    Returns:
+        A Plan that prints as a few lines.
+
+    Raises:
+        TypeError: If ``function`` is not one of these functions, or the call's own TypeError.
+        ValueError: If the call itself would raise it.
+
+    Example:
+        >>> import torch
+        >>> from innerloop import explain, ops
+        >>> q, k, v = torch.randn(3, 1, 100, 2, 8).unbind(0)
+        >>> print(explain(ops.linear_attention, q, k, v))
+        linear_attention: chunk form in chunks of 64, torch backend
+          T = 100: the chunk form is parallel in time
+          there is no native kernel for it in this installation
+    """
+    name = getattr(function, "__name__", "")
+    if globals().get(name) is not function or name not in __all__ or name == "explain":
+        raise TypeError(f"explain takes a function of innerloop.ops; got {function!r}")
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    rule = get(given["rule"] if function in (run, step) else name)
+    named = given.get("gates", {}) if function in (run, step) else given
+    wanted = [x.name for x in (*rule.gates, *rule.constants)]
+    gates, constants = take_gates(rule, named if function in (run, step) else {x: named[x] for x in wanted})
+    q, k, v = given["q"], given["k"], given["v"]
+    if function is step:
+        check_token(rule, q, k, v, gates, given["state"])
+        return Plan(rule.name, "step", "torch", None, ("one token is one step",))
+    check_inputs(rule, q, k, v, gates, given["initial_state"], given["cu_seqlens"])
+    return dispatch.plan(
+        rule, q, constants, scale=given["scale"], form=given["form"], chunk_size=given["chunk_size"],
+        backend=given["backend"],
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""Linear attention: a memory that only adds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from innerloop.checks import Backend, Form
+from innerloop.dispatch import call
+from innerloop.kernels.families import ADDITIVE
+from innerloop.kernels.operator import Options
+from innerloop.recipe import CrossMoment, LinearMap, Recipe, Uniform
+from innerloop.rule import Rule
+
+
+class LinearAttention(Rule):
+    r"""Least squares over the whole past with the covariance of the keys left out.
+
+    .. math:: S_t = S_{t-1} + k_t v_t^\top
+
+    Katharopoulos et al. (2020), arXiv:2006.16236.
+    """
+
+    name = "linear_attention"
+    paper = "Katharopoulos et al. (2020), arXiv:2006.16236"
+    recipe = Recipe(Uniform(), LinearMap(), CrossMoment())
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, *, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the pair, read."""
+        state = state + k[..., :, None] * v[..., None, :]  # [B, G, K, V]
+        return torch.einsum("bgkv,bgk->bgv", state, q), state
+
+    def chunk(
+        self, q: Tensor, k: Tensor, v: Tensor, *, state: Tensor | None, options: Options
+    ) -> tuple[Tensor, Tensor]:
+        """Run the additive family without decay."""
+        return ADDITIVE(q, k, v, (None,), (state,), options)
+
+
+RULE = LinearAttention()
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    form: Form = "auto",
+    chunk_size: int | None = None,
+    backend: Backend | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    r"""Add every pair to a linear memory and read it.
+
+    .. math:: S_t = S_{t-1} + k_t v_t^\top, \qquad o_t = \mathrm{scale} \cdot S_t^\top q_t
+
+    Katharopoulos et al. (2020), arXiv:2006.16236, without their feature map and normaliser: see
+    ``normalized_linear_attention``.
+
+    Args:
+        q: Queries, ``[B, T, H, K]``.
+        k: Keys, ``[B, T, H, K]``, used as given.
+        v: Values, ``[B, T, G, V]`` with G a multiple of H; value head h reads key head ``h // (G // H)``.
+        scale: Finite number that multiplies the read; K^-1/2 if None.
+        initial_state: Memory before the first token, ``[N, G, K, V]``; zeros if None.
+        output_final_state: Whether to return the state after the last token.
+        cu_seqlens: Bounds of N packed sequences in one row (B=1), ``[N+1]``, int32 or int64.
+        use_qk_l2norm_in_kernel: Make q and k unit length first, ``x * rsqrt(sum(x^2) + 1e-6)``.
+        form: ``"recurrent"`` (the definition, a token loop), ``"chunk"`` (parallel in time) or ``"auto"``.
+        chunk_size: Tokens a chunk; changes nothing beyond rounding. 64 if None.
+        backend: ``None`` for the best present, or ``"torch"``.
+
+    Returns:
+        ``o`` of ``[B, T, G, V]`` in v's dtype, and the state after the last token (float32, or float64 for float64) or None.
+
+    Raises:
+        TypeError: If an input is no float tensor, or dtypes differ.
+        ValueError: If a shape disagrees with q's, or an option is unknown.
+        RuntimeError: If a named backend cannot serve.
+
+    Example:
+        >>> import torch
+        >>> from innerloop import ops
+        >>> q, k, v = torch.randn(3, 1, 100, 2, 8).unbind(0)
+        >>> o, state = ops.linear_attention(q, k, v, output_final_state=True)
+        >>> o.shape, state.shape
+        (torch.Size([1, 100, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
+    return call(
+        RULE,
+        q,
+        k,
+        v,
+        {},
+        (),
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        form=form,
+        chunk_size=chunk_size,
+        backend=backend,
+    )

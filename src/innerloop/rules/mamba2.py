@@ -1,0 +1,113 @@
+"""Mamba-2: an additive memory that fades at a rate of its token."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from innerloop.checks import Backend, Form
+from innerloop.dispatch import call
+from innerloop.kernels.families import ADDITIVE
+from innerloop.kernels.operator import Options
+from innerloop.recipe import CrossMoment, LinearMap, Recipe, ScalarDecay
+from innerloop.rule import Gate, Rule
+
+
+class Mamba2(Rule):
+    r"""Least squares with weights that each token discounts, the covariance left out.
+
+    .. math:: S_t = e^{g_t} S_{t-1} + k_t v_t^\top
+
+    Dao and Gu (2024), arXiv:2405.21060: their C, B, x are q, k, v with the step size in v.
+    """
+
+    name = "mamba2"
+    paper = "Dao and Gu (2024), arXiv:2405.21060"
+    recipe = Recipe(ScalarDecay(), LinearMap(), CrossMoment())
+    gates = (Gate("g", low=-math.inf, high=0.0, feeds="weights.g", enforced=True),)
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Fade the memory, add the pair, read."""
+        state = g.exp()[..., None, None] * state + k[..., :, None] * v[..., None, :]  # [B, G, K, V]
+        return torch.einsum("bgkv,bgk->bgv", state, q), state
+
+    def chunk(
+        self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, state: Tensor | None, options: Options
+    ) -> tuple[Tensor, Tensor]:
+        """Run the additive family with this decay."""
+        return ADDITIVE(q, k, v, (g,), (state,), options)
+
+
+RULE = Mamba2()
+
+
+def mamba2(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    g: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    form: Form = "auto",
+    chunk_size: int | None = None,
+    backend: Backend | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    r"""Fade a linear memory by what the token says, add its pair, and read.
+
+    .. math:: S_t = e^{g_t} S_{t-1} + k_t v_t^\top, \qquad o_t = \mathrm{scale} \cdot S_t^\top q_t
+
+    Dao and Gu (2024), arXiv:2405.21060: their C, B, x are q, k, v with the step size in v; the convolution and the
+    skip are the layer's.
+
+    Args:
+        q: Queries, ``[B, T, H, K]``.
+        k: Keys, ``[B, T, H, K]``, used as given.
+        v: Values, ``[B, T, G, V]`` with G a multiple of H; value head h reads key head ``h // (G // H)``.
+        g: Natural log of the decay, ``[B, T, G]``, at most 0; ``-inf`` clears the memory.
+        scale: Finite number that multiplies the read; K^-1/2 if None.
+        initial_state: Memory before the first token, ``[N, G, K, V]``; zeros if None.
+        output_final_state: Whether to return the state after the last token.
+        cu_seqlens: Bounds of N packed sequences in one row (B=1), ``[N+1]``, int32 or int64.
+        use_qk_l2norm_in_kernel: Make q and k unit length first, ``x * rsqrt(sum(x^2) + 1e-6)``.
+        form: ``"recurrent"`` (the definition, a token loop), ``"chunk"`` (parallel in time) or ``"auto"``.
+        chunk_size: Tokens a chunk; changes nothing beyond rounding. 64 if None.
+        backend: ``None`` for the best present, or ``"torch"``.
+
+    Returns:
+        ``o`` of ``[B, T, G, V]`` in v's dtype, and the state after the last token (float32, or float64 for float64) or None.
+
+    Raises:
+        TypeError: If an input is no float tensor, or dtypes differ.
+        ValueError: If a shape disagrees with q's, g is positive or NaN, or an option is unknown.
+        RuntimeError: If a named backend cannot serve.
+
+    Example:
+        >>> import torch
+        >>> from innerloop import ops
+        >>> q, k, v = torch.randn(3, 1, 100, 2, 8).unbind(0)
+        >>> o, _ = ops.mamba2(q, k, v, g=-torch.rand(1, 100, 2))
+        >>> o.shape
+        torch.Size([1, 100, 2, 8])
+    """
+    return call(
+        RULE,
+        q,
+        k,
+        v,
+        {"g": g},
+        (),
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        form=form,
+        chunk_size=chunk_size,
+        backend=backend,
+    )
