@@ -37,8 +37,10 @@ def test_answers_that_need_no_torch_do_not_import_it(words):
 
 
 def test_the_version_is_the_packages():
+    import innerloop
     from innerloop._version import __version__
 
+    assert innerloop.__version__ == __version__
     done = run_python("-m", "innerloop", "--version")
     assert (done.returncode, done.stdout) == (0, f"innerloop {__version__}\n")
 

@@ -1,0 +1,45 @@
+"""The README's code runs, and names what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+from innerloop import ops, rules
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_code_runs():
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+        out = names["o"]
+        assert isinstance(out, torch.Tensor)
+        assert out.isfinite().all()
+
+
+def test_the_table_names_every_rule():
+    rows = [line for line in README.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == {module.RULE.name for module in rules.ALL}
+    assert all(hasattr(ops, name) for name in named)
+
+
+def test_links_and_pictures_lead_somewhere():
+    targets = re.findall(r"\]\(([^)]+)\)", README)
+    assert targets
+    for target in targets:
+        assert (ROOT / target).is_file(), target
+
+
+def test_every_make_target_it_names_exists():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    texts = README + (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    for target in re.findall(r"\bmake ([a-z-]+)", texts):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
