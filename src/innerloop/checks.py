@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -59,59 +59,90 @@ def check_options(
 
 
 def _check_number(name: str, value: float, above: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real | torch.SymFloat | torch.SymInt):
+    if type(value) is not float and (
+        isinstance(value, bool) or not isinstance(value, Real | torch.SymFloat | torch.SymInt)
+    ):
         raise TypeError(f"{name} must be a number; got {type(value).__name__}")
     if not math.isfinite(value) or value <= above:
         wanted = "finite" if above == -math.inf else f"finite and above {above:g}"
         raise ValueError(f"{name} must be {wanted}; got {value}")
 
 
+_SEEN: set[tuple[Any, ...]] = set()
+"""Structures of calls that passed: a decode loop asks the same question at every token."""
+
+
 def check_inputs(
     rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State, cu_seqlens: Tensor | None
 ) -> None:
     """Check the tensors of a call: types, shapes, and (in eager mode) values."""
-    sizes = _check_qkv(rule, q, k, v, 0)
+    key = _structure(rule, (q, k, v, *gates.values()), state, cu_seqlens)
+    if key is None or key not in _SEEN:
+        sizes = _check_tokens(rule, q, k, v, gates, rule.axes)
+        rows = sizes["B"]
+        if cu_seqlens is not None:
+            _check_packing(cu_seqlens, sizes)
+            rows = cu_seqlens.shape[0] - 1
+        _check_state(rule, state, sizes, rows, q)
+        _remember(key)
     for gate in rule.gates:
         value = gates[gate.name]
         if value is not None:
-            check_tensor(gate.name, value)
-            _check_gate_dtype(gate.name, value, q)
-            check_shape(gate.name, value, gate.axes, sizes)
             _check_values(gate, value)
-    rows = sizes["B"]
     if cu_seqlens is not None:
-        _check_packing(cu_seqlens, sizes)
-        rows = cu_seqlens.shape[0] - 1
-    _check_state(rule, state, sizes, rows, q)
+        _check_bounds(cu_seqlens, q.shape[1])
 
 
 def check_token(rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State) -> None:
     """Check the tensors of one token: types and shapes."""
-    sizes = _check_qkv(rule, q, k, v, 1)
-    for gate in rule.gates:
-        value = gates[gate.name]
-        if value is not None:
-            check_tensor(gate.name, value)
-            _check_gate_dtype(gate.name, value, q)
-            check_shape(gate.name, value, _without_time(gate.axes), sizes)
-    _check_state(rule, state, sizes, sizes["B"], q)
+    key = _structure(rule, (q, k, v, *gates.values()), state, "token")
+    if key is None or key not in _SEEN:
+        axes = {name: _without_time(axes) for name, axes in rule.axes.items()}
+        sizes = _check_tokens(rule, q, k, v, gates, axes)
+        _check_state(rule, state, sizes, sizes["B"], q)
+        _remember(key)
+
+
+def _structure(rule: Rule, tensors: tuple[Any, ...], state: State, more: Any) -> tuple[Any, ...] | None:
+    """Return what the checks look at, to compare with calls that passed; None while tracing, or if it has no hash."""
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        states = () if state is None else (state,) if rule.state_type is None else tuple(state)
+        key = (
+            rule,
+            (more.dtype, more.shape) if isinstance(more, Tensor) else more,
+            *[x if x is None else (x.shape, x.dtype, x.device) for x in tensors],
+            *[(x.shape, x.dtype, x.device) for x in states],
+        )
+        hash(key)
+    except (AttributeError, TypeError):  # not a tensor, or a symbolic shape
+        return None
+    return key
+
+
+def _remember(key: tuple[Any, ...] | None) -> None:
+    if key is not None:
+        if len(_SEEN) > 4096:
+            _SEEN.clear()
+        _SEEN.add(key)
 
 
 def _without_time(axes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(axis for axis in axes if axis != "T")
 
 
-def _check_qkv(rule: Rule, q: Tensor, k: Tensor, v: Tensor, token: int) -> dict[str, int]:
+def _check_tokens(
+    rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, axes: dict[str, tuple[str, ...]]
+) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for name, value in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, value)
         if value.dtype != q.dtype:
             raise TypeError(f"q, k and v must share a dtype; got q {_word(q)}, {name} {_word(value)}. "
                             f"Convert with {name}.to({q.dtype}).")  # fmt: skip
-        if value.device != q.device:
-            raise ValueError(f"q, k and v must be on one device; got q on {q.device}, {name} on {value.device}")
-        axes = rule.axes[name]
-        check_shape(name, value, _without_time(axes) if token else axes, sizes)
+        _check_device(name, value, q)
+        check_shape(name, value, axes[name], sizes)
     if rule.grouped:
         _check_multiple("q", sizes["Q"], "k", sizes["H"])
     else:
@@ -119,19 +150,25 @@ def _check_qkv(rule: Rule, q: Tensor, k: Tensor, v: Tensor, token: int) -> dict[
     for axis in ("K", "V"):
         if sizes[axis] < 1:
             raise ValueError(f"{axis} must be at least 1; got {sizes[axis]}")
+    for gate in rule.gates:
+        value = gates[gate.name]
+        if value is not None:
+            check_tensor(gate.name, value)
+            if value.dtype != q.dtype and value.dtype != torch.float32:
+                raise TypeError(f"{gate.name} must have q's dtype {_word(q)} or float32; got {_word(value)}")
+            _check_device(gate.name, value, q)
+            check_shape(gate.name, value, gate.axes if "T" in axes["q"] else _without_time(gate.axes), sizes)
     return sizes
+
+
+def _check_device(name: str, value: Tensor, q: Tensor) -> None:
+    if value.device != q.device:
+        raise ValueError(f"{name} must be on q's device {q.device}; got {value.device}")
 
 
 def _check_multiple(name: str, heads: int, other: str, fewer: int) -> None:
     if fewer < 1 or heads % fewer:
         raise ValueError(f"{name} must have a multiple of {other}'s heads; got {heads} and {fewer}")
-
-
-def _check_gate_dtype(name: str, value: Tensor, q: Tensor) -> None:
-    if value.dtype != q.dtype and value.dtype != torch.float32:
-        raise TypeError(f"{name} must have q's dtype {_word(q)} or float32; got {_word(value)}")
-    if value.device != q.device:
-        raise ValueError(f"{name} must be on q's device {q.device}; got {value.device}")
 
 
 def _check_state(rule: Rule, state: State, sizes: dict[str, int], rows: int, q: Tensor) -> None:
@@ -149,8 +186,7 @@ def _check_state(rule: Rule, state: State, sizes: dict[str, int], rows: int, q: 
         elif not isinstance(tensor, Tensor) or tensor.is_floating_point():
             raise TypeError(f"{label} must be an integer tensor")
         check_shape(label, tensor, ("N", *axes), sizes)
-        if tensor.device != q.device:
-            raise ValueError(f"{label} must be on q's device {q.device}; got {tensor.device}")
+        _check_device(label, tensor, q)
 
 
 def _check_packing(cu_seqlens: Tensor, sizes: dict[str, int]) -> None:
@@ -161,11 +197,14 @@ def _check_packing(cu_seqlens: Tensor, sizes: dict[str, int]) -> None:
         raise ValueError(f"cu_seqlens must have shape [N+1] with N at least 1; got {list(cu_seqlens.shape)}")
     if sizes["B"] != 1:
         raise ValueError(f"cu_seqlens packs sequences in one row: B must be 1; got B={sizes['B']}")
+
+
+def _check_bounds(cu_seqlens: Tensor, length: int) -> None:
     if not _readable(cu_seqlens):
         return
     bounds = cu_seqlens.tolist()
-    if bounds[0] < 0 or bounds[-1] > sizes["T"] or any(b < a for a, b in zip(bounds, bounds[1:], strict=False)):
-        raise ValueError(f"cu_seqlens must rise from at least 0 to at most T={sizes['T']}; got {bounds[:8]}"
+    if bounds[0] < 0 or bounds[-1] > length or any(b < a for a, b in zip(bounds, bounds[1:], strict=False)):
+        raise ValueError(f"cu_seqlens must rise from at least 0 to at most T={length}; got {bounds[:8]}"
                          f"{'...' if len(bounds) > 8 else ''}")  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, choose_form
@@ -74,28 +75,39 @@ def step(
 ) -> tuple[Tensor, State]:
     """Check one token, write and read it; values are not looked at."""
     check_token(rule, q, k, v, gates, state)
-    check_options(rule, constants, scale)
-    gates = rule.complete(gates, v)
     if scale is None:
         scale = rule.default_scale(q.shape[-1])
-    with full_precision(q):
-        return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
+    if constants or type(scale) is not float:
+        check_options(rule, constants, scale)
+    gates = rule.complete(gates, v)
+    if torch.is_autocast_enabled(q.device.type):
+        with full_precision(q):
+            return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
+    return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
 
 
 def _step(
-    rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, constants: tuple[float, ...], state: State, scale: float,
+    rule: Rule,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    constants: tuple[float, ...],
+    state: State,
+    scale: float,
     l2norm: bool,
-) -> tuple[Tensor, State]:  # fmt: skip
+) -> tuple[Tensor, State]:
     dtype, heads = v.dtype, v.shape[-2]
-    portable = rule.loop.portable
-    states = portable.filled((q, k, v, *gates.values(), *rule.state_tensors(state)), v.shape[0])
-    q, k, v, *values = widened((q, k, v, *gates.values()), dtype)
+    inputs = (q, k, v, *gates.values())
+    state = rule.packed_state(rule.loop.portable.filled((*inputs, *rule.state_tensors(state)), v.shape[0]))
+    q, k, v, *values = widened(inputs, dtype)
     q, k = prepared(q, k, l2norm, scale)
     if not rule.grouped:
         q, k = align_heads(q, heads), align_heads(k, heads)
-    names = (*gates, *(constant.name for constant in rule.constants))
-    named = dict(zip(names, (*values, *constants), strict=True))
-    out, state = rule.step(q, k, v, state=rule.packed_state(states), **named)
+    named = dict(zip(gates, values, strict=True))
+    if constants:
+        named |= zip((constant.name for constant in rule.constants), constants, strict=True)
+    out, state = rule.step(q, k, v, state=state, **named)
     return out if out.dtype == dtype else out.to(dtype), state
 
 

@@ -97,6 +97,8 @@ class Rule:
     """Whether q's heads are a multiple of k's and v's, instead of v's a multiple of q's and k's."""
     grows: ClassVar[bool] = False
     """Whether the state keeps every token."""
+    nonnegative: ClassVar[bool] = False
+    """Whether q and k are meant to be at least 0."""
     unit_scale: ClassVar[bool] = False
     """Whether ``scale=None`` means 1 rather than K^-1/2."""
     chunk_size: ClassVar[int] = 64

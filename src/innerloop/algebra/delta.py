@@ -42,3 +42,20 @@ def delta_chunks(
         state = key.mT @ update + (state if end is None else end * state)
     past = q @ torch.stack(starts, 2)
     return scores @ torch.stack(updates, 2) + (past if carry is None else carry * past), (state,)
+
+
+def proximal_delta_chunks(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, states: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Run the delta family without decay at the rate of the implicit step."""
+    return delta_chunks(q, k, v, None, proximal_rate(beta, k.square().sum(-1)), states)
+
+
+def proximal_rate(beta: Tensor, square: Tensor) -> Tensor:
+    """Return ``beta / (1 + beta |k|^2)``: ``1 / |k|^2`` at beta = inf, 0 for a zero key there; finite gradients."""
+    large = beta > 1
+    small_rate = beta.masked_fill(large, 0) / (1 + beta.masked_fill(large, 0) * square)
+    below = 1 / beta.masked_fill(~large, 1) + square
+    empty = below == 0
+    large_rate = (1 / below.masked_fill(empty, 1)).masked_fill(empty, 0)
+    return torch.where(large, large_rate, small_rate)

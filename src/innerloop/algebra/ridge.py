@@ -21,7 +21,9 @@ def ridge_chunks(
     covariance, cross = states
     covariance = (covariance + covariance.mT) / 2
     fade, carry = chunk_fades(g, q.dtype)
-    x = _Whitened.apply(q, k, g, covariance, ridge)
+    # Under torch.func no custom Function may run below the Autograd key; there all H_t are kept.
+    whiten = solve_all if torch._C._are_functorch_transforms_active() else _Whitened.apply
+    x = whiten(q, k, g, covariance, ridge)
     out, (cross,) = additive_chunks(x, k, v, g, (cross,))
     return out, (memories(k, k, fade, carry, covariance)[1], cross)
 
@@ -33,6 +35,21 @@ def ridge_solve(covariance: Tensor, q: Tensor, ridge: float) -> Tensor:
     return torch.cholesky_solve(q.double()[..., None], factor)[..., 0].to(q.dtype)
 
 
+def solve_all(q: Tensor, k: Tensor, g: Tensor | None, covariance: Tensor, ridge: float) -> Tensor:
+    """Return ``(H_t + ridge I)^{-1} q_t`` for every token, forming the H_t of one chunk after another."""
+    fade, carry = chunk_fades(g, q.dtype)
+    if fade is None:
+        ones = torch.ones(q.shape[-2], q.shape[-2], dtype=q.dtype, device=q.device).tril()
+        fade, carry = ones.expand(*q.shape[:-1], -1), torch.ones_like(q[..., :1])
+    starts, _ = memories(k, k, fade, carry, covariance)
+    solved = []
+    for start, queries, keys, past, between in zip(*(x.unbind(2) for x in (starts, q, k, carry, fade)), strict=True):
+        pairs = (keys[..., :, None] * keys[..., None, :]).flatten(-2)  # [B, G, C, KK]
+        moments = (between @ pairs).unflatten(-1, start.shape[-2:]) + past[..., None] * start[..., None, :, :]
+        solved.append(ridge_solve(moments, queries, ridge))
+    return torch.stack(solved, 2)
+
+
 class _Whitened(torch.autograd.Function):
     """``x_t = (H_t + ridge I)^{-1} q_t``, with the gradient of the implicit function.
 
@@ -40,23 +57,9 @@ class _Whitened(torch.autograd.Function):
     ``-<w, linear attention(x; k, k)>`` with x and w held fast: no H_t of any token is kept.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(q: Tensor, k: Tensor, g: Tensor | None, covariance: Tensor, ridge: float) -> Tensor:
-        fade, carry = chunk_fades(g, q.dtype)
-        if fade is None:
-            ones = torch.ones(q.shape[-2], q.shape[-2], dtype=q.dtype, device=q.device).tril()
-            fade, carry = ones.expand(*q.shape[:-1], -1), torch.ones_like(q[..., :1])
-        starts, _ = memories(k, k, fade, carry, covariance)
-        solved = []
-        for start, queries, keys, past, between in zip(
-            *(x.unbind(2) for x in (starts, q, k, carry, fade)), strict=True
-        ):
-            pairs = (keys[..., :, None] * keys[..., None, :]).flatten(-2)  # [B, G, C, KK]
-            moments = (between @ pairs).unflatten(-1, start.shape[-2:]) + past[..., None] * start[..., None, :, :]
-            solved.append(ridge_solve(moments, queries, ridge))
-        return torch.stack(solved, 2)
+        return solve_all(q, k, g, covariance, ridge)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

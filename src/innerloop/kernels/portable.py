@@ -32,6 +32,7 @@ class Portable:
         self.dense = dense
         self.gates = gates
         self.states = states
+        self._axes = tuple(states.values())
         self.grouped = grouped
         self.grows = grows
 
@@ -65,12 +66,14 @@ class Portable:
 
     def filled(self, inputs: Sequence[Tensor | None], rows: int) -> tuple[Tensor, ...]:
         """Return the states in the precision of arithmetic, zeros where there are none."""
-        v = inputs[2]
-        dtypes = self.state_dtypes(compute_dtype(v.dtype))
-        shapes = self.state_shapes(inputs, rows)
+        v, given = inputs[2], inputs[3 + self.gates :]
+        dtype = compute_dtype(v.dtype)
+        if all([state is not None and (state.dtype == dtype or not axes) for state, axes in zip(given, self._axes)]):
+            return tuple(given)
+        dtypes, shapes = self.state_dtypes(dtype), self.state_shapes(inputs, rows)
         return tuple(
-            v.new_zeros(shape, dtype=dtype) if state is None else state.to(dtype)
-            for state, shape, dtype in zip(inputs[3 + self.gates :], shapes, dtypes, strict=True)
+            v.new_zeros(shape, dtype=wanted) if state is None else state.to(wanted)
+            for state, shape, wanted in zip(given, shapes, dtypes, strict=True)
         )
 
     def _padded(self, states: tuple[Tensor, ...], inputs: Sequence[Tensor | None], rows: int) -> tuple[Tensor, ...]:

@@ -7,14 +7,13 @@ import math
 import torch
 from torch import Tensor
 
+from innerloop.algebra.delta import proximal_rate
 from innerloop.checks import Backend, Form
 from innerloop.dispatch import call
-from innerloop.kernels.families import DELTA
+from innerloop.kernels.families import PROXIMAL_DELTA
 from innerloop.kernels.operator import Options
-from innerloop.kernels.portable import unit, widened
 from innerloop.recipe import ImplicitStep, LinearMap, Recipe, Uniform
 from innerloop.rule import Gate, Rule
-from innerloop.shapes import align_heads
 
 
 class Longhorn(Rule):
@@ -34,7 +33,7 @@ class Longhorn(Rule):
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, *, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Write by the step that solves the token's problem exactly, read."""
-        rate = implicit_rate(beta, k.square().sum(-1))  # [B, G]
+        rate = proximal_rate(beta, k.square().sum(-1))  # [B, G]
         error = v - torch.einsum("bgkv,bgk->bgv", state, k)  # [B, G, V]
         state = state + k[..., :, None] * (rate[..., None] * error)[..., None, :]
         return torch.einsum("bgkv,bgk->bgv", state, q), state
@@ -42,21 +41,8 @@ class Longhorn(Rule):
     def chunk(
         self, q: Tensor, k: Tensor, v: Tensor, *, beta: Tensor, state: Tensor | None, options: Options
     ) -> tuple[Tensor, Tensor]:
-        """Run the delta family with the implicit step's rate."""
-        (wide, beta), heads = widened((k, beta), v.dtype), v.shape[-2]
-        square = (unit(wide) if options.l2norm else wide).square().sum(-1, keepdim=True)
-        rate = implicit_rate(beta, align_heads(square, heads)[..., 0])
-        return DELTA(q, k, v, (None, rate.to(torch.promote_types(v.dtype, torch.float32))), (state,), options)
-
-
-def implicit_rate(beta: Tensor, square: Tensor) -> Tensor:
-    """Return ``beta / (1 + beta |k|^2)``: ``1 / |k|^2`` at beta = inf, 0 for a zero key there; finite gradients."""
-    large = beta > 1
-    small_rate = beta.masked_fill(large, 0) / (1 + beta.masked_fill(large, 0) * square)
-    below = 1 / beta.masked_fill(~large, 1) + square
-    empty = below == 0
-    large_rate = (1 / below.masked_fill(empty, 1)).masked_fill(empty, 0)
-    return torch.where(large, large_rate, small_rate)
+        """Run the delta family at the rate that solves each token's problem."""
+        return PROXIMAL_DELTA(q, k, v, (beta,), (state,), options)
 
 
 RULE = Longhorn()

@@ -38,6 +38,7 @@ class NormalizedLinearAttention(Rule):
     recipe = Recipe(QueryKernel(dot), KernelSmoother(), Exact())
     states = {"S": ("G", "K", "V"), "z": ("G", "K")}
     state_type = NormalizedState
+    nonnegative = True
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, *, state: NormalizedState) -> tuple[Tensor, NormalizedState]:
         """Add the pair and the key, read their quotient."""
