@@ -131,12 +131,14 @@ def test_every_experiment_appears_also_those_that_have_not_run(show):
 
 
 def test_numbers_are_shown_and_aligned_as_numbers(show):
-    rows = [("1.25", 0.123456, 7, "a", True), ("< 3e-07", 1e-9, 12000, "1", False)]
-    columns = ("text", "float", "int", "mixed", "truth")
+    rows = [("1.25", 0.123456, 7, "a", True, "--"), ("< 3e-07", 1e-9, 12000, "1e-3", False, 2.0)]
+    columns = ("text", "float", "int", "mixed", "truth", "gap")
     page = show(Entry(make(tables=lambda result: [Table("T", columns, rows)], figures=lambda result: []), record()))
-    cells = re.findall(r'<td( class="number")?>([^<]*(?:&lt;[^<]*)?)</td>', page.partition("<main>")[2])
-    assert [text for _, text in cells] == ["1.25", "0.1235", "7", "a", "yes", "&lt; 3e-07", "1e-09", "12000", "1", "no"]
-    assert [bool(kind) for kind, _ in cells] == [True, True, True, False, False] * 2
+    cells = re.findall(r'<td(?: class="(\w+)")?>([^<]*)</td>', page.partition("<main>")[2])
+    assert [text for _, text in cells[:6]] == ["1.25", "0.1235", "7", "a", "yes", "–"]
+    assert [text for _, text in cells[6:]] == ["&lt; 3e-07", "1e-09", "12000", "1e-3", "no", "2"]
+    assert [kind for kind, _ in cells[:6]] == ["number", "number", "number", "", "", "number"]
+    assert [kind for kind, _ in cells[6:]] == ["number", "number", "number", "whole", "", "number"]
 
 
 def test_identifiers_are_unique_and_references_resolve(show):

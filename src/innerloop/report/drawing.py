@@ -46,7 +46,8 @@ def draw(figure: Figure, slug: str) -> list[Panel]:
     Returns:
         One SVG a panel, in order.
     """
-    with style.context(_style()):
+    legend = 8.5 if figure.panels <= 2 else 7.5
+    with style.context(_style() | {"legend.fontsize": legend}):
         size = _SIZES.get(figure.panels, _SMALL)
         canvases = [Canvas(figsize=size, layout="constrained") for _ in range(figure.panels)]
         figure.draw(*(canvas.add_subplot() for canvas in canvases))
@@ -58,7 +59,7 @@ def _style() -> dict[str, Any]:
     return {
         "svg.fonttype": "none", "svg.hashsalt": "innerloop", "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans"], "font.size": 9, "axes.titlesize": 9.5, "axes.labelsize": 9,
-        "xtick.labelsize": 8.5, "ytick.labelsize": 8.5, "legend.fontsize": 8.5,
+        "xtick.labelsize": 8.5, "ytick.labelsize": 8.5,
         "figure.facecolor": LIGHT["paper"], "savefig.facecolor": LIGHT["paper"], "axes.facecolor": LIGHT["paper"],
         "text.color": ink, "axes.labelcolor": ink, "axes.titlecolor": ink, "legend.labelcolor": ink,
         "xtick.color": quiet, "ytick.color": quiet, "axes.edgecolor": quiet, "axes.linewidth": 0.8,

@@ -26,7 +26,8 @@ DOCUMENTS = {
     "C": ("Training a HOPE block", "NL-3 aside"),
 }
 VERDICTS = {"passed": ("✓", "pass"), "short": ("◐", "short"), "failed": ("✗", "failed"), "absent": ("–", "not run")}
-_NUMBER = re.compile(r"[<>≤≥≈±~]?\s*[-−+]?\d[\d.,]*(e[-+]?\d+)?(\s*(±|%|s|ms|×).*)?|[-–—]?|nan|-?inf", re.IGNORECASE)
+_NUMBER = re.compile(r"[<>≤≥≈±~]?\s*[-−+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)(\s*(±|%|s|ms|×).*)?", re.IGNORECASE)
+_NOTHING = {"", "-", "--", "–", "—", "not run", "not printed"}
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,10 @@ class Page:
 @dataclass(frozen=True)
 class _Grid:
     title: str
-    columns: list[tuple[str, bool]]
-    """Heading, and whether the column holds numbers."""
-    rows: list[list[str]]
+    columns: list[tuple[str, str]]
+    """Heading, and the class of its column."""
+    rows: list[list[tuple[str, str]]]
+    """Text and class of each cell."""
     note: str
 
 
@@ -145,17 +147,27 @@ def _machines(views: Sequence[_View]) -> list[str]:
 
 def _grid(table: Table) -> _Grid:
     rows = [[_cell(cell) for cell in row] for row in table.rows]
-    columns = [
-        (heading, bool(rows) and all(_NUMBER.fullmatch(row[i].strip()) for row in rows))
-        for i, heading in enumerate(table.columns)
-    ]
-    return _Grid(table.title, columns, rows, table.note)
+    kinds = [_column_class([row[i] for row in rows]) for i in range(len(table.columns))]
+    cells = [[(cell, kind or _cell_class(cell)) for cell, kind in zip(row, kinds, strict=True)] for row in rows]
+    return _Grid(table.title, list(zip(table.columns, kinds, strict=True)), cells, table.note)
+
+
+def _column_class(cells: Sequence[str]) -> str:
+    """``number`` if that is all the column holds, besides gaps."""
+    filled = [cell for cell in cells if cell.strip() not in _NOTHING]
+    return "number" if filled and all(map(_NUMBER.fullmatch, filled)) else ""
+
+
+def _cell_class(cell: str) -> str:
+    # A number must not break at its exponent's sign.
+    return "whole" if _NUMBER.fullmatch(cell) else ""
 
 
 def _cell(value: str | int | float) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "–" if text.strip() in {"-", "--", "—"} else text
 
 
 def _picture(figure: Figure, slug: str, folder: Path) -> _Picture:
