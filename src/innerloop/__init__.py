@@ -3,12 +3,12 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from innerloop._version import __version__
+
 if TYPE_CHECKING:
     from innerloop import ops, recipe, testing
     from innerloop.ops import explain
     from innerloop.rule import Constant, Gate, Rule, register
-
-__version__ = "0.1.0"
 
 _HOME = {
     "ops": "",
