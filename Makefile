@@ -8,7 +8,7 @@ OUT ?= report
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help report reproduce screenshots test test-slow check bench mutants clean
+.PHONY: help report reproduce screenshots picture test test-slow check bench mutants clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -21,6 +21,9 @@ reproduce: $(SETUP)  ## the full run of every experiment, as $(OUT)/index.html
 
 screenshots: $(SETUP)  ## the page as pictures: desktop and phone, light and dark (needs Chromium)
 	$(BIN)/python scripts/screenshots.py $(OUT)/index.html $(OUT)/screenshots
+
+picture:  ## take the README's picture from the report
+	cp $(OUT)/figures/B1-1.svg docs/images/overwriting.svg
 
 test: $(SETUP)  ## the tests, without the slow ones
 	$(PYTEST) -m "not slow"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from innerloop.experiments.experiment import Figure
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-_SIZES = {1: (5.4, 3.4), 2: (3.7, 3.1)}  # inches; the page scales them, and 9 points stay legible on a phone
+_SIZES = {1: (4.7, 3.0), 2: (3.7, 3.1)}  # inches; the page scales them, and 9 points stay legible on a phone
 _SMALL = (2.8, 2.6)
 _ID = re.compile(r'(\bid="|xlink:href="#|href="#|url\(#)')
 _FAMILY = re.compile(r"font-family: [^;\"]+")
@@ -78,17 +78,17 @@ def _svg(canvas: Canvas) -> str:
     page = io.BytesIO()
     canvas.savefig(page, format="svg", dpi=200, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = page.getvalue().decode("utf-8")
-    # The page needs neither the prologue, which names outside addresses, nor a fixed size.
-    head, body = text[text.index("<svg") :].split(">", 1)
-    return re.sub(r' (width|height)="[^"]*"', "", head) + ">" + body
+    return text[text.index("<svg") :]  # the prologue before it names outside addresses
 
 
 def _panel(svg: str, slug: str) -> Panel:
     # Identifiers repeat from picture to picture and would clash in one page.
     svg = _ID.sub(rf"\g<1>{slug}-", svg)
     svg = _FAMILY.sub(f"font-family: {FONT}", svg)
-    # A style sheet inside the page would reach all of it.
-    inline = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
+    # The page scales it, and a style sheet inside the page would reach all of it.
+    head, body = svg.split(">", 1)
+    body = re.sub(r"<style.*?</style>", "", body, flags=re.DOTALL)
+    inline = re.sub(r' (width|height)="[^"]*"', "", head) + ">" + body
     for colour, role in _ROLES.items():
         inline = re.sub(rf"{colour}\b", f"var(--{role})", inline)
     return Panel(inline, svg)
