@@ -63,7 +63,7 @@ def _check_number(name: str, value: float, above: float) -> None:
         isinstance(value, bool) or not isinstance(value, Real | torch.SymFloat | torch.SymInt)
     ):
         raise TypeError(f"{name} must be a number; got {type(value).__name__}")
-    if not math.isfinite(value) or value <= above:
+    if not above < value < math.inf:
         wanted = "finite" if above == -math.inf else f"finite and above {above:g}"
         raise ValueError(f"{name} must be {wanted}; got {value}")
 

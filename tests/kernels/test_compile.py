@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 from innerloop import ops
 from innerloop import rule as registry
@@ -27,14 +28,12 @@ def test_operators_pass_the_frameworks_own_check(name):
     rule = call.rule
     gates = rule.complete(call.gates, call.v)
     constants = [constant.default for constant in rule.constants]
-    inputs = (call.q, call.k, call.v, *gates.values(), *rule.state_tensors(call.state))
+    tokens = (call.q, call.k, call.v, *gates.values())
+    states = rule.state_tensors(call.state)
     for packing in (None, torch.tensor([0, 2, 5])):
-        rows = inputs if packing is None else [x[:1] for x in inputs[: 3 + len(gates)]]
-        if packing is not None:
-            rows = (*rows, *rule.state_tensors(call.state))
-        torch.library.opcheck(
-            rule.loop._op, (*rows, packing, 0.5, True, 2, constants), raise_exception=True
-        )
+        rows = tokens if packing is None else [x[:1] for x in tokens]
+        leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in (*rows, *states)]
+        torch.library.opcheck(rule.loop._op, (*leaves, packing, 0.5, True, 2, constants))
 
 
 @pytest.mark.parametrize("name", NAMES)

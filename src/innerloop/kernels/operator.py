@@ -15,7 +15,7 @@ from torch import Tensor, _C
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.library import Library
 
-from innerloop.kernels.portable import Dense, Portable
+from innerloop.kernels.portable import Dense, Portable, full_precision
 from innerloop.shapes import compute_dtype
 
 _LIBRARY = Library("innerloop", "DEF")
@@ -163,16 +163,16 @@ class Operator:
         for x in wanted:
             if not x.requires_grad:
                 x.requires_grad_()
-        outputs = self.portable(inputs, options)
-        pairs = [(x, grad) for x, grad in zip(outputs, grads, strict=True) if grad is not None and x.requires_grad]
-        if not pairs:
-            return [torch.zeros_like(x) for x in wanted]
-        roots, seeds = zip(*pairs, strict=True)
-        return list(
-            torch.autograd.grad(
+        with full_precision(args[0]):
+            outputs = self.portable(inputs, options)
+            pairs = [(x, grad) for x, grad in zip(outputs, grads, strict=True) if grad is not None and x.requires_grad]
+            if not pairs:
+                return [torch.zeros_like(x) for x in wanted]
+            roots, seeds = zip(*pairs, strict=True)
+            found = torch.autograd.grad(
                 roots, wanted, seeds, create_graph=create_graph, allow_unused=True, materialize_grads=True
             )
-        )
+        return list(found)
 
     def _gradients_fake(self, *args: Any) -> list[Tensor]:
         return [torch.empty_like(x) for x, need in zip(args[: self._inputs], args[-1], strict=True) if need]
