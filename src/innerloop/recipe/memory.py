@@ -61,7 +61,13 @@ class LinearMemory(Memory):
 
 @dataclass(frozen=True, repr=False)
 class LinearMap(LinearMemory):
-    r"""A matrix: :math:`m(k) = S^\top k` with S of ``[K, V]``."""
+    r"""A matrix: :math:`m(k) = S^\top k` with S of ``[K, V]``.
+
+    Example:
+        >>> import torch
+        >>> LinearMap()((torch.eye(2).reshape(1, 1, 2, 2),), torch.ones(1, 1, 3, 2)).shape
+        torch.Size([1, 1, 3, 2])
+    """
 
     @property
     def words(self) -> str:
@@ -82,6 +88,15 @@ class FeatureMap(LinearMemory):
 
     Raises:
         ValueError: If ``phi`` cannot be called.
+
+    Example:
+        >>> import torch
+        >>> from innerloop.recipe import Exact, Recipe, Uniform
+        >>> parabola = FeatureMap(lambda x: torch.cat([x**0, x, x**2], dim=-1))
+        >>> x = torch.tensor([-1.0, 0.0, 1.0, 3.0], dtype=torch.float64).reshape(1, 4, 1, 1)
+        >>> o, _ = Recipe(Uniform(), parabola, Exact()).run(x, x, x**2)
+        >>> torch.allclose(o, x**2)
+        True
     """
 
     phi: Callable[[Tensor], Tensor]
@@ -113,6 +128,11 @@ class KernelSmoother(LinearMemory):
     """A constant, fitted afresh at every query: the class of the Nadaraya-Watson estimator, and so of attention.
 
     Nothing is left over between queries but the past. Goes with ``QueryKernel`` weights and the ``Exact`` solver.
+
+    Example:
+        >>> from innerloop.recipe import Exact, QueryKernel, Recipe
+        >>> Recipe(QueryKernel(), KernelSmoother(), Exact()).describe()
+        ('query kernel', 'local constant', 'exact')
     """
 
     @property
@@ -139,6 +159,10 @@ class MLP(Memory):
 
     Raises:
         ValueError: If there are fewer than two widths, one is not positive, or the activation is unknown.
+
+    Example:
+        >>> MLP((32, 128, 32)).shapes
+        ((32, 128), (128,), (128, 32), (32,))
     """
 
     widths: tuple[int, ...]

@@ -6,7 +6,6 @@ Every derivative in here is taken by autograd on the stated objective; no update
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,48 +15,8 @@ from torch import Tensor
 from innerloop.algebra.conjugate_gradients import conjugate_gradients
 from innerloop.recipe.choice import Choice, Value, along, check_count, check_number
 from innerloop.recipe.memory import Memory
+from innerloop.recipe.objective import Loss, alignment, gradient, squared_error
 from innerloop.recipe.weights import Parameters
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
-    r"""The loss of the framework, :math:`\tfrac12 |m(k) - v|^2`.
-
-    Args:
-        prediction: ``[..., V]``.
-        target: ``[..., V]``.
-
-    Returns:
-        One number a row, ``[...]``.
-    """
-    return 0.5 * (prediction - target).square().sum(-1)
-
-
-def alignment(prediction: Tensor, target: Tensor) -> Tensor:
-    r"""The loss behind additive memories, :math:`-\langle m(k), v \rangle`: how little the answer points to the value.
-
-    Args:
-        prediction: ``[..., V]``.
-        target: ``[..., V]``.
-
-    Returns:
-        One number a row, ``[...]``.
-    """
-    return -(prediction * target).sum(-1)
-
-
-def gradient(objective: Callable[[Parameters], Tensor], parameters: Parameters) -> Parameters:
-    """Return the gradient of a sum of independent rows: each row of the result is that row's own.
-
-    The result can be differentiated again, any number of times, if anything that the objective sees is tracked outside.
-    """
-    # Asked of the objective itself, for a feature map, kernel or loss of the user's may close over tracked tensors.
-    tracked = torch.is_grad_enabled() and objective(parameters).requires_grad
-    with torch.enable_grad():
-        # Aliases, so that only the way through the memory counts, should k or v depend on the same parameters.
-        inner = tuple(p.view_as(p) if tracked and p.requires_grad else p.detach().requires_grad_() for p in parameters)
-        return torch.autograd.grad(objective(inner), inner, create_graph=tracked, materialize_grads=True)
 
 
 class Solver(Choice):
@@ -108,6 +67,13 @@ class GradientStep(Stepper):
 
     Raises:
         ValueError: If a number is out of range or the loss cannot be called.
+
+    Example:
+        >>> from innerloop.recipe import LinearMap, Recipe, Uniform
+        >>> titans_linear = Recipe(Uniform(), LinearMap(), GradientStep(rate=0.1, momentum=0.5, decay=0.2))
+        >>> q, k, v = torch.ones(3, 1, 3, 1, 1)
+        >>> titans_linear.run(q, k, v)[0].flatten()
+        tensor([0.1000, 0.2200, 0.3240])
     """
 
     rate: Value = 1.0
@@ -172,6 +138,12 @@ class ImplicitStep(Stepper):
 
     Raises:
         ValueError: If a number is out of range.
+
+    Example:
+        >>> from innerloop.recipe import LinearMap, Recipe, Uniform
+        >>> q, k, v = torch.ones(3, 1, 3, 1, 1)
+        >>> Recipe(Uniform(), LinearMap(), ImplicitStep(strength=1.0)).run(q, k, v)[0].flatten()
+        tensor([0.5000, 0.7500, 0.8750])
     """
 
     strength: Value = 1.0
@@ -222,6 +194,12 @@ class CrossMoment(Stepper, Fitter):
 
     This is a gradient step of rate 1 on the loss :math:`-\langle m(k), v \rangle`, and what linear attention, RetNet,
     GLA and Mamba-2 have in common. Wang, Shi and Fox (2025), arXiv:2501.12352.
+
+    Example:
+        >>> from innerloop.recipe import LinearMap, Recipe, Uniform
+        >>> q, k, v = torch.ones(3, 1, 3, 1, 1)
+        >>> Recipe(Uniform(), LinearMap(), CrossMoment()).run(q, k, v)[0].flatten()
+        tensor([1., 2., 3.])
     """
 
     needs_optimum: ClassVar = True
@@ -292,6 +270,12 @@ class Exact(RidgeFitter):
 
     Raises:
         ValueError: If a number ``ridge`` is negative.
+
+    Example:
+        >>> from innerloop.recipe import LinearMap, Recipe, Uniform
+        >>> q, k, v = torch.ones(3, 1, 3, 1, 1)
+        >>> Recipe(Uniform(), LinearMap(), Exact(ridge=1.0)).run(q, k, v)[0].flatten()
+        tensor([0.5000, 0.6667, 0.7500])
     """
 
     ridge: Value = 0.0
@@ -326,6 +310,12 @@ class ConjugateGradients(RidgeFitter):
 
     Raises:
         ValueError: If a number is out of range.
+
+    Example:
+        >>> from innerloop.recipe import LinearMap, Recipe, Uniform
+        >>> q, k, v = torch.ones(3, 1, 3, 1, 1)
+        >>> Recipe(Uniform(), LinearMap(), ConjugateGradients(iterations=1)).run(q, k, v)[0].flatten()
+        tensor([0.5000, 0.6667, 0.7500])
     """
 
     iterations: int = 30

@@ -62,7 +62,15 @@ class Weights(Choice):
 
 @dataclass(frozen=True, repr=False)
 class Uniform(Weights):
-    r"""Every pair counts alike, for ever: :math:`\gamma_i^{(t)} = 1`."""
+    r"""Every pair counts alike, for ever: :math:`\gamma_i^{(t)} = 1`.
+
+    Example:
+        >>> from innerloop.recipe import CrossMoment, LinearMap, Recipe
+        >>> linear_attention = Recipe(Uniform(), LinearMap(), CrossMoment())
+        >>> o, state = linear_attention.step(*torch.ones(3, 1, 1, 2))
+        >>> o.flatten()
+        tensor([2., 2.])
+    """
 
     @property
     def words(self) -> str:
@@ -88,6 +96,13 @@ class ScalarDecay(Weights):
 
     Raises:
         ValueError: If a number ``g`` is positive.
+
+    Example:
+        >>> from innerloop.recipe import CrossMoment, LinearMap, Recipe
+        >>> mamba2 = Recipe(ScalarDecay(), LinearMap(), CrossMoment())
+        >>> q, k, v = torch.ones(3, 1, 3, 1, 1)
+        >>> mamba2.run(q, k, v, gates={"weights.g": torch.full((1, 3, 1), 0.5).log()})[0].flatten()
+        tensor([1.0000, 1.5000, 1.7500])
     """
 
     g: Value = None
@@ -135,6 +150,13 @@ class ChannelDecay(Weights):
 
     Raises:
         ValueError: If a number ``g`` is positive.
+
+    Example:
+        >>> from innerloop.recipe import CrossMoment, LinearMap, Recipe
+        >>> gla = Recipe(ChannelDecay(torch.tensor([[0.0, -math.inf]])), LinearMap(), CrossMoment())
+        >>> q, k, v = torch.ones(3, 1, 3, 1, 2)
+        >>> gla.run(q, k, v)[0][0, :, 0, 0]  # the first channel sums, the second keeps the newest
+        tensor([2., 3., 4.])
     """
 
     g: Value = None
@@ -166,6 +188,12 @@ class Window(Weights):
 
     Raises:
         ValueError: If ``size`` is not a whole number of at least 1.
+
+    Example:
+        >>> from innerloop.recipe import CrossMoment, LinearMap, Recipe
+        >>> q, k, v = torch.ones(3, 1, 4, 1, 1)
+        >>> Recipe(Window(2), LinearMap(), CrossMoment()).run(q, k, v)[0].flatten()
+        tensor([1., 2., 2., 2.])
     """
 
     size: int
@@ -202,6 +230,10 @@ def exponential(q: Tensor, k: Tensor) -> Tensor:
 
     Returns:
         Weights ``[B, G, N]``, at most 1.
+
+    Example:
+        >>> exponential(torch.ones(1, 1, 1, 2), torch.tensor([[[[0.0, 0.0], [1.0, 0.0]]]]))
+        tensor([[[0.3679, 1.0000]]])
     """
     score = (q * k).sum(-1)
     return (score - score.amax(-1, keepdim=True)).exp()
@@ -216,6 +248,10 @@ def dot(q: Tensor, k: Tensor) -> Tensor:
 
     Returns:
         Weights ``[B, G, N]``.
+
+    Example:
+        >>> dot(torch.ones(1, 1, 1, 2), torch.tensor([[[[0.0, 0.0], [1.0, 0.0]]]]))
+        tensor([[[0., 1.]]])
     """
     return (q * k).sum(-1)
 
@@ -233,6 +269,15 @@ class QueryKernel(Weights):
 
     Raises:
         ValueError: If ``kernel`` cannot be called.
+
+    Example:
+        >>> from innerloop.recipe import Exact, KernelSmoother, Recipe
+        >>> def gaussian(q, k):
+        ...     return (-0.5 * (q - k).square().sum(-1)).exp()
+        >>> smoother = Recipe(QueryKernel(gaussian), KernelSmoother(), Exact())
+        >>> k = torch.tensor([0.0, 9.0]).reshape(1, 2, 1, 1)
+        >>> smoother.run(k, k, k + 1)[0].flatten()  # at each key, its own value
+        tensor([ 1., 10.])
     """
 
     kernel: Kernel = exponential
