@@ -90,5 +90,5 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=0.5,
+    seconds=0.6,
 )

@@ -138,5 +138,5 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=5.0,
+    seconds=1.1,
 )

@@ -116,5 +116,5 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=1.0,
+    seconds=2.0,
 )

@@ -121,5 +121,5 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=0.3,
+    seconds=0.1,
 )

@@ -125,5 +125,5 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=3.0,
+    seconds=1.5,
 )

@@ -130,5 +130,5 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=2.5,
+    seconds=0.7,
 )

@@ -112,5 +112,5 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=2.0,
+    seconds=2.7,
 )

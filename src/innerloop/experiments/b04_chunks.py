@@ -104,5 +104,5 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=3.0,
+    seconds=1.6,
 )

@@ -167,5 +167,5 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=5.0,
+    seconds=2.7,
 )
