@@ -37,6 +37,12 @@ check: $(SETUP)  ## style, types, layers and the examples in the documentation
 	$(BIN)/lint-imports
 	$(PYTEST) --doctest-modules src
 
+bench: $(SETUP)  ## every rule's time on this machine
+	$(BIN)/python scripts/bench.py
+
+mutants: $(SETUP)  ## faults put in by hand, each of which the tests must catch
+	$(BIN)/python scripts/mutants.py
+
 $(SETUP): pyproject.toml constraints.txt src/innerloop/_version.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'

@@ -1,0 +1,111 @@
+"""Time every rule on this machine: whole sequences forwards and backwards by length, and single tokens.
+
+A backward pass that is linear in time doubles from column to column; softmax attention quadruples. Each number is the
+best of a few, for the machine may be busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from innerloop import ops, rules
+from innerloop.testing import Call, draw_call
+
+LENGTHS = (512, 1024, 2048, 4096)
+SHAPE = {"B": 1, "H": 2, "G": 2, "K": 64, "V": 64}
+PATIENCE = 10.0  # seconds a measurement; longer sequences of a rule that takes more are left out
+REPEATS = 3
+STEPS = 100
+
+
+def best_of(work: Callable[[], object], repeats: int = REPEATS) -> float:
+    """Return the least seconds that the work took, after one run to warm up."""
+    work()
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def forward(call: Call) -> None:
+    """Run a sequence without keeping what a gradient needs."""
+    with torch.no_grad():
+        call.run()
+
+
+def forward_and_backward(call: Call) -> None:
+    """Run a sequence and take every gradient."""
+    tracked = call.tracked()
+    tracked.run()[0].sum().backward()
+
+
+def steps(call: Call) -> None:
+    """Feed single tokens to a memory that holds a few."""
+    token = call.tokens(0, 1)
+    timed = {gate.name for gate in call.rule.gates if "T" in gate.axes}
+    gates = {name: x[:, 0] if name in timed else x for name, x in token.gates.items()}
+    q, k, v = token.q[:, 0], token.k[:, 0], token.v[:, 0]
+    with torch.no_grad():
+        state = token.run()[1]
+        for _ in range(STEPS):
+            _, state = ops.step(call.rule, q, k, v, state=state, **gates)
+
+
+def measure(name: str) -> dict[str, dict[str, float]]:
+    """Return milliseconds by length, forwards and both ways, and microseconds a token through ``step``."""
+    found: dict[str, dict[str, float]] = {"forward": {}, "both": {}, "step": {}}
+    for length in LENGTHS:
+        call = draw_call(name, T=length, dtype=torch.float32, **SHAPE)
+        for what, work in (("forward", forward), ("both", forward_and_backward)):
+            found[what][str(length)] = 1e3 * best_of(lambda work=work, call=call: work(call))
+        if found["both"][str(length)] > 1e3 * PATIENCE:
+            break
+    call = draw_call(name, T=1, dtype=torch.float32, **SHAPE)
+    found["step"]["1"] = 1e6 / STEPS * best_of(lambda: steps(call))
+    return found
+
+
+def line(name: str, found: dict[str, dict[str, float]]) -> str:
+    """Return one row of the table."""
+    columns = [found[what].get(str(length)) for what in ("forward", "both") for length in LENGTHS]
+    numbers = "".join(f"{'-' if number is None else f'{number:.1f}':>9}" for number in columns)
+    return f"{name:<30}{numbers}{found['step']['1']:>9.0f}"
+
+
+def main() -> int:
+    """Measure what was asked for and print a row as soon as it is known."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("rules", nargs="*", help="rules to time; all if none is named")
+    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    arguments = parser.parse_args()
+    known = [module.RULE.name for module in rules.ALL]
+    unknown = sorted(set(arguments.rules) - set(known))
+    if unknown:
+        print(f"bench: a rule must be one of {' '.join(known)}; got {' '.join(unknown)}", file=sys.stderr)
+        return 2
+    shape = " ".join(f"{axis}={size}" for axis, size in SHAPE.items())
+    print(f"{shape}, float32, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(f"{'':<30}{'forward, ms at T =':<36}{'and backward, ms at T =':<36}{'step, µs':>9}")
+    print(f"{'':<30}{''.join(f'{length:>9}' for length in LENGTHS) * 2}")
+    rows = {}
+    for name in arguments.rules or known:
+        rows[name] = measure(name)
+        print(line(name, rows[name]), flush=True)
+    if arguments.json:
+        machine = {"cpu": platform.processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+        arguments.json.write_text(json.dumps({"shape": SHAPE, "machine": machine, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
