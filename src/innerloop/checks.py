@@ -211,8 +211,8 @@ def _check_bounds(cu_seqlens: Tensor, length: int) -> None:
 def _check_values(gate: Gate, value: Tensor) -> None:
     if value.numel() == 0 or not _readable(value):
         return
-    high = value.detach().amax().item()
-    low = value.detach().amin().item() if gate.enforced and gate.low > -math.inf else gate.low
+    high = value.max().item()
+    low = value.min().item() if gate.enforced and gate.low > -math.inf else gate.low
     if math.isnan(high):
         raise ValueError(f"{gate.name} must not hold NaN; it does. Look at what makes the gate.")
     if gate.enforced and (high > gate.high or low < gate.low):

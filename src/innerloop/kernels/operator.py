@@ -20,6 +20,7 @@ from innerloop.shapes import compute_dtype
 
 _LIBRARY = Library("innerloop", "DEF")
 _BELOW_AUTOGRAD = _C._after_autograd_keyset
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None), float, bool, int, tuple, list))
 
 
 class Options(NamedTuple):
@@ -57,6 +58,7 @@ class Operator:
         self.name = name
         self.portable = Portable(dense, len(gates), states, grouped=grouped, grows=grows)
         self._inputs = 3 + len(gates) + len(states)
+        self._counts = not all(states.values())
         tensors = ", ".join(["Tensor q, Tensor k, Tensor v", *(f"Tensor? {x}" for x in (*gates, *states))])
         rest = "Tensor? cu_seqlens, float scale, bool l2norm, int chunk_size, float[] constants"
         returns = ", ".join(["Tensor"] * (1 + len(states)))
@@ -78,7 +80,13 @@ class Operator:
         options: Options,
     ) -> tuple[Tensor, ...]:
         """Return ``o`` and the states after the last token, in one flat tuple."""
-        return self._op(q, k, v, *gates, *states, *options)
+        args = (q, k, v, *gates, *states, *options)
+        if not _is_plain(args):
+            return self._op(*args)
+        # The dispatcher would bring us here by two detours, which cost as much again as all the rest of a call.
+        if torch.is_grad_enabled() and _C._any_requires_grad(*args):
+            return self._function.apply(None, *args)
+        return self._forward(*args)
 
     def _register(self) -> None:
         op, backward = self.name, f"{self.name}_backward"
@@ -97,7 +105,8 @@ class Operator:
         with torch.no_grad():
             outputs = self.portable(args[: self._inputs], Options(*args[self._inputs :]))
         # An operator must not hand an input back as its output, as an empty sequence's state would be.
-        return tuple(_fresh(output, args[: self._inputs]) for output in outputs)
+        given = {x.data_ptr() for x in args[: self._inputs] if x is not None}
+        return tuple([_fresh(output, given) for output in outputs])
 
     def _forward_autograd(self, keyset: _C.DispatchKeySet, *args: Any) -> tuple[Tensor, ...]:
         if torch.is_grad_enabled() and _C._any_requires_grad(*args):
@@ -123,14 +132,18 @@ class Operator:
         class Call(torch.autograd.function._SingleLevelFunction):
             # One level: functorch has already peeled its own when the Autograd key is reached.
             @staticmethod
-            def forward(ctx: Any, keyset: _C.DispatchKeySet, *args: Any) -> tuple[Tensor, ...]:
+            def forward(ctx: Any, keyset: _C.DispatchKeySet | None, *args: Any) -> tuple[Tensor, ...]:
                 ctx.save_for_backward(*args[: inputs + 1])
                 ctx.rest = args[inputs + 1 :]
                 ctx.set_materialize_grads(False)
-                # On: under torch.func the next level's derivative is recorded below this one.
-                with torch.enable_grad():
-                    outputs = operator._op.redispatch(keyset & _BELOW_AUTOGRAD, *args)
-                ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
+                if keyset is None:
+                    outputs = operator._forward(*args)
+                else:
+                    # On: under torch.func the next level's derivative is recorded below this one.
+                    with torch.enable_grad():
+                        outputs = operator._op.redispatch(keyset & _BELOW_AUTOGRAD, *args)
+                if operator._counts:
+                    ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
                 return tuple(outputs)
 
             @staticmethod
@@ -148,7 +161,8 @@ class Operator:
     def _gradients(self, *args: Any) -> list[Tensor]:
         with torch.enable_grad():
             grads = self._differentiate([None if x is None else x.detach() for x in args[: self._inputs]], args, False)
-        return [_fresh(grad, args) for grad in grads]
+        given = {x.data_ptr() for x in args if isinstance(x, Tensor)}
+        return [_fresh(grad, given) for grad in grads]
 
     def _backward_autograd(self, keyset: _C.DispatchKeySet, *args: Any) -> list[Tensor]:
         if torch.is_grad_enabled() and _C._any_requires_grad(*args):
@@ -206,11 +220,19 @@ class Operator:
         return rule
 
 
+def _is_plain(args: Sequence[Any]) -> bool:
+    """Whether nothing but autograd watches this call: no compiler, mode, transform or tensor subclass."""
+    return (
+        not torch.compiler.is_compiling()
+        and not _C._len_torch_dispatch_stack()
+        and not _C._are_functorch_transforms_active()
+        and all([type(x) in _PLAIN for x in args])
+    )
+
+
 def _like(example: Any, values: list[Any]) -> Any:
     return tuple(values) if isinstance(example, tuple) else values
 
 
-def _fresh(output: Tensor, inputs: Sequence[Any]) -> Tensor:
-    pointer = output.data_ptr()
-    shared = any(isinstance(x, Tensor) and x.data_ptr() == pointer for x in inputs)
-    return output.clone() if shared else output.contiguous()
+def _fresh(output: Tensor, given: set[int]) -> Tensor:
+    return output.clone() if output.data_ptr() in given else output.contiguous()
