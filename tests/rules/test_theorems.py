@@ -46,7 +46,8 @@ def test_retention_defaults_to_the_published_decays():
 
 def test_mamba2_without_decay_is_linear_attention():
     q, k, v = qkv()
-    assert_close(ops.mamba2(q, k, v, g=torch.zeros(2, 37, 4, dtype=DOUBLE))[0], ops.linear_attention(q, k, v)[0], DOUBLE)
+    none = torch.zeros(2, 37, 4, dtype=DOUBLE)
+    assert_close(ops.mamba2(q, k, v, g=none)[0], ops.linear_attention(q, k, v)[0], DOUBLE)
 
 
 def test_momentum_delta_rule_without_momentum_and_forgetting_is_the_delta_rule():
@@ -85,6 +86,17 @@ def test_longhorn_is_the_delta_rule_at_its_own_rate():
     beta = call.gates["beta"]
     rate = beta / (1 + beta * call.k.square().sum(-1).repeat_interleave(2, -1))
     assert_close(call.run()[0], ops.delta_rule(call.q, call.k, call.v, beta=rate)[0], DOUBLE)
+
+
+def test_longhorn_steps_less_for_a_longer_key():
+    call = draw_call("longhorn", T=40)
+    call.k *= torch.linspace(0.1, 3, 40, dtype=DOUBLE)[:, None, None]
+    for beta in (0.3, 1.0, 20.0):
+        call.gates["beta"][:] = beta
+        rate = beta / (1 + beta * call.k.square().sum(-1).repeat_interleave(2, -1))
+        want, _ = ops.delta_rule(call.q, call.k, call.v, beta=rate, form="recurrent")
+        for form in ("recurrent", "chunk"):
+            assert_close(call.run(form=form)[0], want, DOUBLE)
 
 
 def test_recursive_least_squares_solves_the_ridge_problem_of_every_prefix():
@@ -155,8 +167,13 @@ def test_a_reflection_keeps_the_norm_and_flips_the_sign_over_4096_tokens():
         )
         assert torch.equal(after, state)  # 2,048 flips along each axis: an even number
         _, odd = ops.delta_rule(
-            axis[:, :1], axis[:, :1], torch.zeros(1, 1, 1, 2), beta=beta[:, :1], initial_state=after,
-            output_final_state=True, form=form,
+            axis[:, :1],
+            axis[:, :1],
+            torch.zeros(1, 1, 1, 2),
+            beta=beta[:, :1],
+            initial_state=after,
+            output_final_state=True,
+            form=form,
         )
         assert torch.equal(odd, torch.diag(torch.tensor([-1.0, 1.0]))[None, None])
 

@@ -1,0 +1,83 @@
+"""Put faults into a copy of the package, one at a time, and see whether the suite notices: ``python -m scripts.mutants``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from scripts.mutants.chosen import FAMILIES
+from scripts.mutants.trial import Outcome, Trial, run_trials
+
+
+def main() -> int:
+    """Run and return the exit status: 0 only if every fault was caught by a comparison."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.mutants", description=__doc__)
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"which: {', '.join(FAMILIES)}; all if none")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only faults whose name holds this text")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at once (2)")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds after which a fault counts as stuck (240)")
+    options = parser.parse_args()
+    for family in options.families:
+        if family not in FAMILIES:
+            parser.error(f"FAMILY must be one of {', '.join(FAMILIES)}; got {family!r}")
+    trials, stale = _gather(options.families or list(FAMILIES), options.only)
+    began = time.monotonic()
+    if not stale and not _suite_passes(trials, options.jobs, options.limit):
+        return 1
+    outcomes = []
+    for outcome in run_trials(trials, jobs=options.jobs, limit=options.limit):
+        outcomes.append(outcome)
+        print(f"[{len(outcomes):3}/{len(trials)}] {_line(outcome)}", flush=True)
+    return _conclude(outcomes, stale, time.monotonic() - began)
+
+
+def _gather(families: Sequence[str], only: str) -> tuple[list[Trial], list[str]]:
+    """Return the trials, and the faults that no longer apply to the code."""
+    trials, stale = [], []
+    for family in families:
+        for mutant in FAMILIES[family]:
+            if only not in mutant.name:
+                continue
+            try:
+                trials.append(mutant.trial(family))
+            except ValueError as error:
+                stale.append(f"{family}: {mutant.name}: {error}")
+    return trials, stale
+
+
+def _suite_passes(trials: Sequence[Trial], jobs: int, limit: float) -> bool:
+    """Run every chosen test on the unchanged package: a test that fails anyway proves nothing."""
+    tests = list(dict.fromkeys(test for trial in trials for test in trial.tests))
+    parts = [Trial(f"unchanged, part {i + 1}", {}, tuple(tests[i :: 2 * jobs])) for i in range(2 * jobs)]
+    failed = False
+    for outcome in run_trials([part for part in parts if part.tests], jobs=jobs, limit=10 * limit):
+        if outcome.verdict != "survived":
+            failed = True
+            print(f"a test fails without any fault: {outcome.test or outcome.trial.name}: {outcome.why}")
+    return not failed
+
+
+def _line(outcome: Outcome) -> str:
+    word = outcome.verdict if outcome.verdict == "caught" else outcome.verdict.upper()
+    test = outcome.test.rpartition("::")[2].removeprefix("test_rule_holds_to_the_contract")
+    seen = f"\n{'':11}{test}: {outcome.why[:150]}" if test or outcome.why else ""
+    return f"{word:8} {outcome.seconds:5.1f} s  {outcome.trial.name}{seen}"
+
+
+def _conclude(outcomes: Sequence[Outcome], stale: Sequence[str], seconds: float) -> int:
+    caught = sum(outcome.verdict == "caught" for outcome in outcomes)
+    print(f"\n{caught} of {len(outcomes) + len(stale)} faults caught in {seconds:.0f} s")
+    for outcome in outcomes:
+        if outcome.verdict == "survived":
+            print(f"SURVIVED: {outcome.trial.name}: no test noticed. Write the test that does.")
+        elif outcome.verdict != "caught":
+            print(f"{outcome.verdict.upper()}: {outcome.trial.name}: this proves nothing. Choose a fault with finite numbers.")
+    for message in stale:
+        print(f"STALE: {message}")
+    return 0 if caught == len(outcomes) and not stale else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
