@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 OUT ?= report
-PYTEST := $(BIN)/python -m pytest
+# One process a core and one thread a process: the tests' tensors are too small to share.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
 .PHONY: help report reproduce screenshots picture test test-slow check bench mutants clean
