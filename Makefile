@@ -42,7 +42,7 @@ bench: $(SETUP)  ## every rule's time on this machine
 	$(BIN)/python scripts/bench.py
 
 mutants: $(SETUP)  ## faults put in by hand, each of which the tests must catch
-	$(BIN)/python scripts/mutants.py
+	$(BIN)/python -m scripts.mutants
 
 $(SETUP): pyproject.toml constraints.txt src/innerloop/_version.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

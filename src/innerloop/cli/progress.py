@@ -91,8 +91,8 @@ class Progress:
 def seconds_in_words(seconds: float) -> str:
     """Return a duration as a person would say it.
 
-    >>> seconds_in_words(0.04), seconds_in_words(12.3), seconds_in_words(200), seconds_in_words(4000)
-    ('0.0 s', '12 s', '3 min 20 s', '1 h 7 min')
+    >>> [seconds_in_words(seconds) for seconds in (0.04, 12.3, 120, 200, 3599.8, 4000)]
+    ['0.0 s', '12 s', '2 min', '3 min 20 s', '1 h 0 min', '1 h 7 min']
     """
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -100,8 +100,9 @@ def seconds_in_words(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {round(whole % 3600 / 60)} min"
+        return f"{whole // 60} min {whole % 60} s".removesuffix(" 0 s")
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _terminal_bar(total: float, stream: TextIO) -> tqdm[NoReturn] | None:
