@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 EPOCHS = 500
-HELD_OUT = 1000
+HELD_OUT = 500
 
 
 def run(settings: Settings) -> Result:
