@@ -133,6 +133,14 @@ def test_normalized_linear_attention_reads_zero_where_the_weights_sum_to_zero():
         assert all(x.isfinite().all() for x in slopes)
 
 
+def test_normalized_linear_attention_reads_zero_where_weights_of_two_signs_cancel():
+    q = torch.tensor([1.0, -1.0], dtype=DOUBLE).expand(1, 2, 1, 2)
+    k, v = torch.eye(2, dtype=DOUBLE)[None, :, None], torch.tensor([[3.0], [1.0]], dtype=DOUBLE)[None, :, None]
+    for form in ("recurrent", "chunk"):
+        o, _ = ops.normalized_linear_attention(q, k, v, form=form)
+        assert o.flatten().tolist() == [3.0, 0.0]
+
+
 def test_softmax_attention_is_the_mean_under_the_softmax():
     call = draw_call("softmax_attention")
     scores = torch.einsum("bthk,bshk->bhts", call.q, call.k.repeat_interleave(2, 2)) * 0.3

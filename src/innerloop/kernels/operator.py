@@ -203,8 +203,9 @@ class Operator:
                 for x, dim in zip(args, in_dims, strict=True)
             ]
             if front[inputs] is not None:  # packed: there is no batch axis to fold into
+                pairs = list(zip(front, in_dims, strict=True))
                 rows = [
-                    op(*(x if dim is None else x[i] for x, dim in zip(front, in_dims, strict=True)))
+                    op(*(x[i] if isinstance(x, Tensor) and dim is not None else x for x, dim in pairs))
                     for i in range(size)
                 ]
                 stacked = [torch.stack(parts) for parts in zip(*rows, strict=True)]

@@ -1,0 +1,84 @@
+"""The operator layer against plain torch: gradients of the steps, other axes of vmap, what stands outside of packing."""
+
+import pytest
+import torch
+
+from innerloop import ops
+from innerloop import rule as registry
+from innerloop.testing import assert_close, draw_call, forms, gradients, outcome
+
+NAMES = registry.names()[:10]
+DOUBLE = torch.float64
+
+
+def stepped(call):
+    """Run a call token by token through ``ops.step``, which is plain torch: no operator, no backward of ours."""
+    timed = {gate.name for gate in call.rule.gates if "T" in gate.axes}
+    state, outputs = call.state, []
+    for t in range(call.q.shape[1]):
+        gates = {name: x[:, t] if name in timed else x for name, x in call.gates.items()}
+        out, state = ops.step(call.rule, call.q[:, t], call.k[:, t], call.v[:, t], state=state, **gates)
+        outputs.append(out)
+    return torch.stack(outputs, 1), state
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_a_call_are_those_of_its_steps(name):
+    call = draw_call(name, T=11, state=True).tracked()
+    want = gradients(call, stepped(call))
+    for form in forms(call.rule):
+        assert_close(gradients(call, call.run(**form)), want, DOUBLE, "gradients", f"{form} gradient of")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vmap_takes_any_axis_of_some_of_the_inputs(name):
+    call = draw_call(name, T=5, state=True)
+    names, tensors = list(call.tensors()), list(call.tensors().values())
+    mapped = {"q": 2, "v": 1, names[-1]: 3}
+    several = [torch.stack((x, 0.5 * x), mapped[n]) if n in mapped else x for n, x in zip(names, tensors, strict=True)]
+
+    for form in ({"form": "recurrent"}, {"form": "chunk", "chunk_size": 2}):
+
+        def run(*tensors, form=form):
+            given = dict(zip(names, tensors, strict=True))
+            return tuple(outcome(call.rule, call.map(lambda name, _: given[name]).run(**form)).values())
+
+        got = torch.func.vmap(run, in_dims=tuple(mapped.get(n) for n in names))(*several)
+        for i, factor in enumerate((1.0, 0.5)):
+            want = run(*(factor * x if n in mapped else x for n, x in zip(names, tensors, strict=True)))
+            for x, y in zip(got, want, strict=True):
+                assert_close(x[i], y, DOUBLE)
+
+
+@pytest.mark.parametrize("name", ["gated_delta_rule", "softmax_attention"])
+def test_packed_sequences_can_be_mapped(name):
+    call = draw_call(name, B=1, T=9)
+    bounds = torch.tensor([0, 2, 9])
+
+    def run(v):
+        return call.map(lambda name, x: v if name == "v" else x).run(cu_seqlens=bounds)[0]
+
+    several = torch.stack((call.v, 0.5 * call.v), 2)
+    got = torch.func.vmap(run, in_dims=2)(several)
+    for i, factor in enumerate((1.0, 0.5)):
+        assert_close(got[i], run(factor * call.v), DOUBLE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fake_tensors_of_half_types_are_like_the_real_ones(name):
+    call = draw_call(name, T=5, dtype=torch.bfloat16)
+    rule = call.rule
+    gates = rule.complete(call.gates, call.v)
+    constants = [constant.default for constant in rule.constants]
+    inputs = (call.q, call.k, call.v, *gates.values(), *(None for _ in rule.states))
+    torch.library.opcheck(rule.loop._op, (*inputs, None, 0.5, True, 2, constants), test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_outside_of_all_packed_sequences_read_zero(name):
+    call = draw_call(name, B=1, T=12)
+    for form in forms(call.rule):
+        o, _ = call.run(cu_seqlens=torch.tensor([2, 5, 10]), **form)
+        assert (o[:, 2:10].abs().amax(-1) > 0).all()
+        assert not o[:, :2].any()
+        assert not o[:, 10:].any()
