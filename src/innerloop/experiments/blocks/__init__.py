@@ -1,0 +1,1 @@
+"""The documents' own blocks and tasks, in our operators: what several experiments train."""

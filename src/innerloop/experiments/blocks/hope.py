@@ -1,0 +1,51 @@
+"""The HOPE block of the documents: one matrix memory that is written by its own projections."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from innerloop import ops
+
+
+class HopeBlock(nn.Module):
+    """Embed, mix neighbours, write every token into the memory, answer from what the last one reads.
+
+    The modules stand in the document's order, so that a seed draws the document's initial weights.
+    """
+
+    def __init__(self, tokens: int, answers: int, width: int = 48, *, memory: bool = True) -> None:
+        """Draw the weights; without ``memory`` the last query goes straight to the feed-forward block."""
+        super().__init__()
+        self.memory = memory
+        self.embedding = nn.Embedding(tokens, width)
+        self.convolution = nn.Conv1d(width, width, 4, groups=width, padding=3)
+        self.key, self.value, self.query = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.rate, self.keep = nn.Linear(width, 1), nn.Linear(width, 1)
+        self.target = nn.Linear(width, width, bias=False)
+        self.feed_forward = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+        self.head = nn.Linear(width, answers)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        """Return the logits of the answer to the last token of ``sequence`` ``[B, T]``."""
+        x = self.embedding(sequence)
+        mixed = self.convolution(x.mT)[..., : sequence.shape[1]].mT
+        read = self._remember(x + mixed) if self.memory else self._answer_query(x + mixed)
+        return self.head(self.feed_forward(read))
+
+    def _remember(self, x: Tensor) -> Tensor:
+        q, k = F.normalize(self.query(x), dim=-1), F.normalize(self.key(x), dim=-1)
+        # The document keeps with alpha and learns with eta; we forget with alpha and learn with theta. Its update
+        # takes the error at the memory before forgetting, which is the momentum rule without momentum.
+        theta, keep = torch.sigmoid(self.rate(x)), torch.sigmoid(self.keep(x))  # [B, T, 1]
+        o, _ = ops.momentum_delta_rule(
+            *(tensor.unsqueeze(2) for tensor in (q, k, self.target(self.value(x)))),
+            theta=theta,
+            eta=torch.zeros_like(theta),
+            alpha=1 - keep,
+        )
+        return o[:, -1, 0]
+
+    def _answer_query(self, x: Tensor) -> Tensor:
+        return self.feed_forward(F.normalize(self.query(x[:, -1]), dim=-1))

@@ -1,0 +1,129 @@
+"""Associative recall: a list of keys and values, then one of the keys; the answer is its value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from innerloop.experiments.blocks.hope import HopeBlock
+
+KEYS, VALUES = 8, 12
+CHANCE = 1 / VALUES
+PAIRS, BATCH, RATE = 4, 64, 3e-3
+
+
+def draw(batch: int, pairs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw sequences ``[batch, 2 * pairs + 1]`` and the values they ask for, by the document's own calls."""
+    # One sequence at a time and in this order: only then are the numbers the document's.
+    sequences, answers = [], []
+    for _ in range(batch):
+        keys = torch.randperm(KEYS, generator=generator)[:pairs].tolist()
+        values = torch.randint(0, VALUES, (pairs,), generator=generator).tolist()
+        asked = int(torch.randint(0, pairs, (1,), generator=generator))
+        listed = [token for key, value in zip(keys, values, strict=True) for token in (key, KEYS + value)]
+        sequences.append([*listed, keys[asked]])
+        answers.append(values[asked])
+    return torch.tensor(sequences), torch.tensor(answers)
+
+
+def held_out(pairs: int) -> tuple[Tensor, Tensor]:
+    """Return the document's 512 lists of ``pairs`` pairs that no training draws on purpose, and their answers."""
+    return draw(512, pairs, torch.Generator().manual_seed(999))
+
+
+def spell(token: int) -> str:
+    """Return ``k3`` for a key and ``v7`` for a value."""
+    return f"k{token}" if token < KEYS else f"v{token - KEYS}"
+
+
+class Trained(NamedTuple):
+    """A trained block and its loss at every step, before the step."""
+
+    block: HopeBlock
+    losses: list[float]
+
+
+_trained: dict[tuple[int, int, bool], Trained] = {}
+
+
+def no_report(fraction: float) -> None:
+    """Leave progress unreported."""
+
+
+@contextmanager
+def one_thread() -> Generator[None, None, None]:
+    """Run on one thread, for tensors so small that sharing them costs more than it saves."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def train(seed: int, steps: int, *, memory: bool = True, progress: Callable[[float], None] = no_report) -> Trained:
+    """Train a block as the document does; the same call returns the same block again in this process."""
+    kind = (seed, steps, memory)
+    if kind not in _trained:
+        _trained[kind] = _train(seed, steps, memory, progress)
+    progress(1.0)
+    return _trained[kind]
+
+
+def train_each(
+    seeds: Sequence[int], steps: int, *, memory: bool = True, progress: Callable[[float], None]
+) -> dict[str, Trained]:
+    """Train on each seed in turn; the keys are the seeds as JSON will have them."""
+
+    def share(part: float, done: int) -> None:
+        progress((done + part) / len(seeds))
+
+    return {
+        str(seed): train(seed, steps, memory=memory, progress=partial(share, done=done))
+        for done, seed in enumerate(seeds)
+    }
+
+
+def _train(seed: int, steps: int, memory: bool, progress: Callable[[float], None]) -> Trained:
+    # The document seeds the global generator before it builds the block; its data have a generator of their own.
+    with torch.random.fork_rng(devices=[]), one_thread():
+        torch.manual_seed(seed)
+        block = HopeBlock(KEYS + VALUES, VALUES, memory=memory)
+        generator = torch.Generator().manual_seed(seed)
+        optimizer = torch.optim.Adam(block.parameters(), lr=RATE)
+        losses = []
+        for step in range(steps):
+            sequence, answer = draw(BATCH, PAIRS, generator)
+            loss = F.cross_entropy(block(sequence), answer)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            progress((step + 1) / steps)
+    return Trained(block, losses)
+
+
+@torch.no_grad()
+def accuracy(block: HopeBlock, pairs: int) -> float:
+    """Share of 512 held-out lists of ``pairs`` pairs that ``block`` answers, the same lists as the document's."""
+    sequence, answer = held_out(pairs)
+    with one_thread():
+        return (block(sequence).argmax(-1) == answer).float().mean().item()
+
+
+@torch.no_grad()
+def chances(block: HopeBlock, sequence: Tensor) -> Tensor:
+    """Return how likely each value is to be answered, had each key been asked after each token, ``[T, keys, values]``.
+
+    Asking after token t means running the block on the first t tokens and the key: it writes the key, then reads.
+    """
+    keys = torch.arange(KEYS)[:, None]
+    asked = (torch.cat((sequence[: t + 1].expand(KEYS, -1), keys), 1) for t in range(len(sequence)))
+    with one_thread():
+        return torch.stack([block(sequences).softmax(-1) for sequences in asked])

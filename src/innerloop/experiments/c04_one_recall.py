@@ -1,0 +1,107 @@
+"""C4: one recall watched, and what the memory would answer to every key after each token."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from innerloop.experiments.blocks.recall import KEYS, PAIRS, chances, draw, spell, train
+from innerloop.experiments.c01_recall import STEPS
+from innerloop.experiments.experiment import Experiment, Figure, Result, Settings, Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SEQUENCE = "k6 v5 k2 v11 k1 v10 k3 v11 k2"
+ANSWER = "v11"
+
+
+def run(settings: Settings) -> Result:
+    """Let C1's block at seed 1 answer the document's list, and ask it for every key on the way."""
+    block, _ = train(1, STEPS, progress=settings.progress)
+    sequences, answers = draw(1, PAIRS, torch.Generator().manual_seed(123))
+    sequence = sequences[0]
+    # What is asked after the last value is the document's question: the query itself is no part of the list.
+    likely, answer = chances(block, sequence[:-1]).max(-1)  # [T, keys]
+    return {
+        "sequence": [spell(token) for token in sequence.tolist()],
+        "right": spell(KEYS + int(answers[0])),
+        "answers": [[spell(KEYS + value) for value in row] for row in answer.tolist()],
+        "chances": likely.tolist(),
+    }
+
+
+def said(result: Result) -> str:
+    """The block's answer to the query."""
+    return result["answers"][-1][int(result["sequence"][-1][1:])]
+
+
+def check(result: Result) -> None:
+    """The list is the document's, its question is answered, and so would every other have been."""
+    got = " ".join(result["sequence"])
+    assert got == SEQUENCE, f"the list is {got}, the document's {SEQUENCE}: the draws differ"
+    assert said(result) == result["right"] == ANSWER, f"it says {said(result)}, right is {result['right']}"
+    for key, value in bindings(result).items():
+        answer = result["answers"][-1][int(key[1:])]
+        assert answer == value, f"asked for {key} at the end it says {answer}, wrote {value}"
+    least = min(result["chances"][-1][int(key[1:])] for key in bindings(result))
+    assert least > 0.5, f"the least sure answer at the end has a chance of {least:.2f}"
+
+
+def bindings(result: Result) -> dict[str, str]:
+    """Each key of the list and its value."""
+    listed = result["sequence"][:-1]
+    return dict(zip(listed[::2], listed[1::2], strict=True))
+
+
+def tables(result: Result) -> list[Table]:
+    """The list, the question and the answer."""
+    columns = ("", "document", "ours")
+    rows: list[tuple[str | int | float, ...]] = [
+        ("list and key asked for", SEQUENCE, " ".join(result["sequence"])),
+        ("answer", ANSWER, said(result)),
+        ("right answer", ANSWER, result["right"]),
+    ]
+    return [Table("One recall", columns, rows, "Drawn by the document's generator at seed 123.")]
+
+
+def _draw(result: Result, axes: Axes) -> None:
+    listed, bound = result["sequence"][:-1], bindings(result)
+    shares = [[row[key] for row in result["chances"]] for key in range(KEYS)]
+    axes.imshow(shares, cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    for column, answers in enumerate(result["answers"]):
+        for key, answer in enumerate(answers):
+            # Off-black and off-white: pure ones follow the page's theme, and the heat map does not.
+            ink = "#111111" if shares[key][column] > 0.6 else "#eeeeee"
+            right = bound.get(f"k{key}") == answer and f"k{key}" in listed[:column]
+            weight = "bold" if right else "normal"
+            axes.text(column, key, answer, color=ink, ha="center", va="center", fontsize=7, fontweight=weight)
+    axes.set_xticks(range(len(listed)), listed)
+    axes.set_yticks(range(KEYS), [f"k{key}" for key in range(KEYS)])
+    axes.set(xlabel="after token", ylabel="key asked for", title=f"Asked for {result['sequence'][-1]}: {said(result)}")
+
+
+def figures(result: Result) -> list[Figure]:
+    """Show the answer to every key after each token."""
+    caption = (
+        "What the block would answer to each key (rows) after each token (columns), brighter where it is surer; "
+        "bold: the value that the list has bound to this key so far."
+    )
+    return [Figure("What the memory holds", caption, partial(_draw, result))]
+
+
+EXPERIMENT = Experiment(
+    name="C4",
+    title="One recall, watched",
+    claim="The memory answers a key with its value from the moment both were written.",
+    source="NL-3 aside, Training a HOPE block: §6",
+    setting="C1's block at seed 1 on the document's list (generator seeded 123); after each token every key is asked.",
+    band="The document's list and its answer; at the end every key of the list is answered with its value.",
+    run=run,
+    check=check,
+    tables=tables,
+    figures=figures,
+    seconds=1,
+)
