@@ -68,8 +68,8 @@ def _draw(result: Result, axes: Axes) -> None:
     axes.semilogx(result["w"], result["left_out"], color="C0", label="training, leave one out")
     axes.semilogx(result["w"], result["held_out"], color="C2", label="held out")
     axes.axvline(result["descent_left_out"]["w"][0], color="C1", linestyle=":", label="w of A1")
-    axes.set(xlabel="w", ylabel="mean squared error", title="Zero training loss, nothing learned", ylim=(0, None))
-    axes.legend()
+    axes.set(xlabel="w", ylabel="mean squared error", title="Zero training loss, nothing learned", ylim=(0, 3.4))
+    axes.legend(loc="upper right")
 
 
 def figures(result: Result) -> list[Figure]:

@@ -106,9 +106,9 @@ def tables(result: Result) -> list[Table]:
 def _draw(result: Result, axes: Axes) -> None:
     finite = [i for i, beta in enumerate(result["beta"]) if 0 < float(beta) < torch.inf]
     beta = [float(result["beta"][i]) for i in finite]
-    axes.loglog(beta, [result["along"][i] for i in finite], "o-", color="C0", label="implicit step, measured")
-    axes.loglog(beta, [abs(1 - b * result["size"]) for b in beta], color="C3", label="explicit step, |1 - beta k·k|")
-    axes.axhline(1.0, color="C2", linestyle="--", label="above this line it explodes")
+    axes.loglog(beta, [result["along"][i] for i in finite], "o-", color="C0", label="implicit, measured")
+    axes.loglog(beta, [abs(1 - b * result["size"]) for b in beta], color="C3", label="explicit, |1 - beta k·k|")
+    axes.axhline(1.0, color="C2", linestyle="--", label="above: it explodes")
     axes.set(xlabel="beta", ylabel="factor along the key", title="One write's effect on what was there")
     axes.legend(loc="lower left")
 
