@@ -1,7 +1,7 @@
 """Sequence layers that learn while they run: a memory m, one step of regression a token, a read o = m(q)."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from innerloop._version import __version__
 
@@ -24,7 +24,7 @@ _HOME = {
 __all__ = ["Constant", "Gate", "Rule", "__version__", "explain", "ops", "recipe", "register", "testing"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # Lazy: the command line answers --help without waiting for torch.
     if name not in _HOME:
         raise AttributeError(f"module 'innerloop' has no attribute {name!r}")

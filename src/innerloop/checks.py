@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -103,7 +104,7 @@ def check_token(rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state
         _remember(key)
 
 
-def _structure(rule: Rule, tensors: tuple[Any, ...], state: State, more: Any) -> tuple[Any, ...] | None:
+def _structure(rule: Rule, tensors: tuple[Any, ...], state: State, more: Tensor | str | None) -> tuple[Any, ...] | None:
     """Return what the checks look at, to compare with calls that passed; None while tracing, or if it has no hash."""
     if torch.compiler.is_compiling():
         return None
@@ -191,8 +192,8 @@ def _check_state(rule: Rule, state: State, sizes: dict[str, int], rows: int, q: 
 
 def _check_packing(cu_seqlens: Tensor, sizes: dict[str, int]) -> None:
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError("cu_seqlens must be an int32 or int64 tensor of the N+1 bounds of the packed sequences; got "
-                        f"{_word(cu_seqlens) if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__}")  # fmt: skip
+        got = _word(cu_seqlens) if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
+        raise TypeError(f"cu_seqlens must be an int32 or int64 tensor of the N+1 bounds of packed sequences; got {got}")
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2:
         raise ValueError(f"cu_seqlens must have shape [N+1] with N at least 1; got {list(cu_seqlens.shape)}")
     if sizes["B"] != 1:
@@ -203,7 +204,7 @@ def _check_bounds(cu_seqlens: Tensor, length: int) -> None:
     if not _readable(cu_seqlens):
         return
     bounds = cu_seqlens.tolist()
-    if bounds[0] < 0 or bounds[-1] > length or any(b < a for a, b in zip(bounds, bounds[1:], strict=False)):
+    if bounds[0] < 0 or bounds[-1] > length or any(b < a for a, b in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must rise from at least 0 to at most T={length}; got {bounds[:8]}"
                          f"{'...' if len(bounds) > 8 else ''}")  # fmt: skip
 

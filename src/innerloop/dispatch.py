@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ class Plan(NamedTuple):
     reasons: tuple[str, ...]
 
     def __str__(self) -> str:
+        """Return the plan in a few lines."""
         size = "" if self.chunk_size is None else f" in chunks of {self.chunk_size}"
         return "\n".join((
             f"{self.rule}: {self.form} form{size}, {self.backend} backend",
@@ -104,9 +105,9 @@ def _step(
     q, k = prepared(q, k, l2norm, scale)
     if not rule.grouped:
         q, k = align_heads(q, heads), align_heads(k, heads)
-    named = dict(zip(gates, values, strict=True))
+    named: dict[str, Any] = dict(zip(gates, values, strict=True))
     if constants:
-        named |= zip((constant.name for constant in rule.constants), constants, strict=True)
+        named.update(zip((constant.name for constant in rule.constants), constants, strict=True))
     out, state = rule.step(q, k, v, state=state, **named)
     return out if out.dtype == dtype else out.to(dtype), state
 

@@ -15,7 +15,8 @@ from innerloop.recipe import Recipe
 State = Any
 """A tensor, or a NamedTuple of tensors where a rule keeps several."""
 
-Gates = dict[str, "Tensor | None"]
+Gates = dict[str, Any]
+"""A tensor by the name of each gate, or None where it was left out."""
 
 _TAKEN = frozenset(
     "q k v state scale initial_state output_final_state cu_seqlens use_qk_l2norm_in_kernel form chunk_size backend "
@@ -111,8 +112,10 @@ class Rule:
         """Write one token ``[B, G, .]`` and read; heads are aligned, q carries the scale, gates come by name."""
         raise NotImplementedError
 
-    def chunk(self, q: Tensor, k: Tensor, v: Tensor, *, state: State, options: Options, **gates: Any) -> Any:
-        """Run the whole sequence, parallel in time, on inputs as the caller gave them (any dtype, heads not aligned)."""
+    def chunk(
+        self, q: Tensor, k: Tensor, v: Tensor, *, state: State, options: Options, **gates: Any
+    ) -> tuple[Tensor, State]:
+        """Run the whole sequence, parallel in time, on inputs as given: any dtype, heads not aligned."""
         raise NotImplementedError
 
     def complete(self, gates: Gates, v: Tensor) -> Gates:
@@ -133,13 +136,15 @@ class Rule:
         """Return the tensors as callers see them: one alone, or the rule's NamedTuple."""
         return states[0] if self.state_type is None else self.state_type(*states)
 
-    def state_tensors(self, state: State) -> tuple[Tensor | None, ...]:
+    def state_tensors(self, state: State) -> tuple[Any, ...]:
         """Return the state's tensors in order; Nones where there is no state yet."""
         if state is None:
             return (None,) * len(self.states)
         return (state,) if self.state_type is None else tuple(state)
 
-    def recurrent(self, q: Tensor, k: Tensor, v: Tensor, *, state: State, options: Options, **gates: Any) -> Any:
+    def recurrent(
+        self, q: Tensor, k: Tensor, v: Tensor, *, state: State, options: Options, **gates: Any
+    ) -> tuple[Tensor, State]:
         """Run the definition: a token loop over ``step``."""
         out, *after = self.loop(q, k, v, tuple(gates.values()), self.state_tensors(state), options)
         return out, self.packed_state(after)
@@ -153,9 +158,7 @@ class Rule:
             del chunk_size
             numbers = dict(zip((constant.name for constant in self.constants), constants, strict=True))
 
-            def step(
-                q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | tuple[Tensor, ...]
-            ) -> tuple[Tensor, tuple[Tensor, ...]]:
+            def step(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
                 *gates, states = rest
                 state = self.packed_state(states)
                 out, state = self.step(q, k, v, state=state, **dict(zip(names, gates, strict=True)), **numbers)
@@ -172,7 +175,13 @@ _RULES: dict[str, Rule] = {}
 
 
 def register(rule: Rule) -> Rule:
-    """Make a rule known by its name, for ``ops.run``, ``ops.step`` and the contract tests; return it.
+    """Make a rule known by its name, for ``ops.run``, ``ops.step`` and the contract tests.
+
+    Args:
+        rule: An instance of a subclass of Rule.
+
+    Returns:
+        The rule itself.
 
     Raises:
         TypeError: If ``rule`` is not an instance of a subclass of Rule.
@@ -218,6 +227,12 @@ def _check_definition(rule: Rule) -> None:
 def get(rule: str | Rule) -> Rule:
     """Return the rule of this name, or the rule itself.
 
+    Args:
+        rule: A name, or a registered rule.
+
+    Returns:
+        The rule.
+
     Raises:
         ValueError: If no rule has the name, or a rule was never registered.
     """
@@ -237,7 +252,14 @@ def names() -> tuple[str, ...]:
 
 
 def take_gates(rule: Rule, given: Mapping[str, Any]) -> tuple[Gates, tuple[float, ...]]:
-    """Sort what a caller passed by name into gates (None where left out) and constants.
+    """Sort what a caller passed by name.
+
+    Args:
+        rule: Whose gates they are.
+        given: Gates and constants by name.
+
+    Returns:
+        All gates by name, None where left out, and the constants in order.
 
     Raises:
         ValueError: If a required gate is missing or a name is unknown.

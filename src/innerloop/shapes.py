@@ -28,7 +28,7 @@ def check_tensor(name: str, value: object) -> None:
 
 
 def check_shape(name: str, tensor: Tensor, axes: tuple[str, ...], sizes: dict[str, int]) -> None:
-    """Raise ValueError unless ``tensor`` has these axes; an axis that ``sizes`` does not hold yet is read off and kept."""
+    """Raise ValueError unless ``tensor`` has these axes; one that ``sizes`` does not hold yet is read off and kept."""
     shape = tensor.shape
     if len(shape) == len(axes):
         for axis, size in zip(axes, shape, strict=True):

@@ -103,6 +103,7 @@ def test_a_packed_call_compiles_without_a_break():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
 def test_the_default_compiler_runs_a_layer_around_an_op():
     torch._dynamo.reset()
 

@@ -14,11 +14,14 @@ def additive_chunks(
     r"""Read ``o_t = S_t^T q_t`` of ``S_t = e^{g_t} S_{t-1} + k_t v_t^T`` for all chunks, ``[B, G, M, C, .]``.
 
     .. math:: O = p \odot (Q S_0) + (P \circ Q K^\top) V, \qquad S_1 = p_C S_0 + (K \odot P_C)^\top V
+
+    Returns:
+        ``o``, ``[B, G, M, C, V]``, and the memory after the last chunk.
     """
     fade, carry = chunk_fades(g, q.dtype)
     starts, state = memories(k, v, fade, carry, states[0])
     scores, past = q @ k.mT, q @ starts
-    if fade is None:
+    if fade is None or carry is None:
         return scores.tril() @ v + past, (state,)
     return (fade * scores) @ v + carry * past, (state,)
 

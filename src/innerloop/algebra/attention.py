@@ -13,7 +13,7 @@ QUERIES = 1024
 
 
 def remember(k: Tensor, v: Tensor, past: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Put ``[B, T, H, .]`` pairs behind the ``lengths`` pairs that each row keeps; what a row has beyond is not read."""
+    """Put ``[B, T, H, .]`` pairs behind the ``lengths`` pairs that each row keeps; what lies beyond is not read."""
     past_k, past_v, lengths = past
     if past_k.shape[1] == 0:
         return k, v, lengths + k.shape[1]

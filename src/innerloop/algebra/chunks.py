@@ -13,10 +13,13 @@ States = tuple[Tensor, ...]
 def in_chunks(
     function: Callable[..., tuple[Tensor, States]], tokens: Sequence[Tensor | None], states: States, size: int
 ) -> tuple[Tensor, States]:
-    """Run a family's chunk form over ``[B, T, G, ...]`` tokens and return ``[B, T, G, V]`` with the states after T.
+    """Run a family's chunk form over ``[B, T, G, ...]`` tokens .
 
     ``function(*chunked, states)`` sees all whole chunks as ``[B, G, M, C, ...]``, then the remaining tokens as one
     shorter chunk. Nothing is padded: not every rule has a token that leaves its memory alone.
+
+    Returns:
+        ``o``, ``[B, T, G, V]``, and the states after the last token.
     """
     first = next(token for token in tokens if token is not None)
     length = first.shape[1]

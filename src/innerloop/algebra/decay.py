@@ -1,8 +1,8 @@
 """Products of decays between two tokens, without ever dividing one by another.
 
 Scalar decays come as logarithms and are cumulated in float64: a float32 sum cancels (1e-3 wrong at g = -5000) and
--inf - -inf is NaN. Factors in [0, 1] that are not logarithms (Titans' gates) go through running products, which are exact
-at zero and have the right gradient there.
+-inf - -inf is NaN. Factors in [0, 1] that are not logarithms (Titans' gates) go through running products, which are
+exact at zero and have the right gradient there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def running_products(factors: Tensor) -> Tensor:
 
 
 def chunk_fades(g: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Return the fade between tokens ``[..., C, C]`` and since the chunk's start ``[..., C, 1]``; None without decay."""
+    """Return the fade between tokens ``[..., C, C]`` and since the chunk's start ``[..., C, 1]``; Nones without g."""
     if g is None:
         return None, None
     total = cumulate(g)

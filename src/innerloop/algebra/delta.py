@@ -20,12 +20,15 @@ def delta_chunks(
     The solve is by substitution: powers of the coupling reach 4.7e17 with 64 equal keys. Its two right-hand sides, the
     values and what multiplies ``S_0``, are solved for all chunks at once; only products run from chunk to chunk.
     Yang et al. (2024), arXiv:2406.06484; with the decay Yang et al. (2025), arXiv:2412.06464; both transposed.
+
+    Returns:
+        ``o``, ``[B, G, M, C, V]``, and the memory after the last chunk.
     """
     (state,) = states
     beta = beta[..., None]
     fade, carry = chunk_fades(g, q.dtype)
     scores, coupling, keys, decayed = q @ k.mT, k @ k.mT, k, k
-    if fade is None:
+    if fade is None or carry is None:
         scores = scores.tril()
     else:
         scores, coupling = fade * scores, fade * coupling

@@ -20,6 +20,9 @@ def momentum_chunks(
     .. math::
         (I + \mathrm{stril}(W^- \theta \circ K K^\top)) E = p^- \odot K S_0 + r^- \odot K U_0 - V, \qquad
         O = p \odot Q S_0 + r \odot Q U_0 - (W \theta \circ Q K^\top) E
+
+    Returns:
+        ``o``, ``[B, G, M, C, V]``, and memory and momentum after the last chunk.
     """
     keep = 1 - alpha
     product, momentum = running_products(keep), running_products(eta)  # [B, G, M, C, C]

@@ -19,6 +19,9 @@ def run_packed(
     """Run ``function(tokens, states)`` on every sequence ``bounds[n]:bounds[n+1]`` of ``[1, T, ...]`` tokens.
 
     Sequences of equal length run as one batch. Tokens outside of all sequences are never read; their outputs are 0.
+
+    Returns:
+        ``o``, ``[1, T, G, V]``, and the states after each sequence.
     """
     lengths: dict[int, list[int]] = {}
     for n in range(len(bounds) - 1):

@@ -17,6 +17,9 @@ def ridge_chunks(
     r"""Read ``o_t = H_kv^T (H_kk + ridge I)^{-1} q_t`` with both moments fading alike, for all chunks.
 
     The solve is one map x_t of q_t; reading H_kv at x_t is linear attention with x for the query.
+
+    Returns:
+        ``o``, ``[B, G, M, C, V]``, and both moments after the last chunk.
     """
     covariance, cross = states
     covariance = (covariance + covariance.mT) / 2
@@ -38,7 +41,7 @@ def ridge_solve(covariance: Tensor, q: Tensor, ridge: float) -> Tensor:
 def solve_all(q: Tensor, k: Tensor, g: Tensor | None, covariance: Tensor, ridge: float) -> Tensor:
     """Return ``(H_t + ridge I)^{-1} q_t`` for every token, forming the H_t of one chunk after another."""
     fade, carry = chunk_fades(g, q.dtype)
-    if fade is None:
+    if fade is None or carry is None:
         ones = torch.ones(q.shape[-2], q.shape[-2], dtype=q.dtype, device=q.device).tril()
         fade, carry = ones.expand(*q.shape[:-1], -1), torch.ones_like(q[..., :1])
     starts, _ = memories(k, k, fade, carry, covariance)
@@ -62,22 +65,19 @@ class _Whitened(torch.autograd.Function):
         return solve_all(q, k, g, covariance, ridge)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # ruff: ignore[any-type] - the framework's own
         *tensors, ctx.ridge = inputs
         ctx.save_for_backward(*tensors, output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # ruff: ignore[any-type] - the framework's own
         _, k, g, covariance, x = ctx.saved_tensors
         w = _Whitened.apply(grad, k, g, covariance, ctx.ridge)
 
-        def through_moments(k: Tensor, g: Tensor | None, covariance: Tensor) -> Tensor:
+        def through_moments(k: Tensor, covariance: Tensor, g: Tensor | None = None) -> Tensor:
             return -(w * additive_chunks(x, k, k, g, (covariance,))[0]).sum()
 
-        if g is None:
-            value, pull = torch.func.vjp(lambda k, h: through_moments(k, None, h), k, covariance)
-            (dk, dh), dg = pull(torch.ones_like(value)), None
-        else:
-            value, pull = torch.func.vjp(through_moments, k, g, covariance)
-            dk, dg, dh = pull(torch.ones_like(value))
-        return w, dk, dg, dh, None
+        given = (k, covariance) if g is None else (k, covariance, g)
+        value, pull = torch.func.vjp(through_moments, *given)[:2]
+        dk, dh, *dg = pull(torch.ones_like(value))
+        return w, dk, *(dg or [None]), dh, None

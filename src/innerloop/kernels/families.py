@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from innerloop.algebra.additive import additive_chunks
@@ -21,7 +21,7 @@ MATRIX = {"S": ("G", "K", "V")}
 
 def _chunked(function: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]) -> Dense:
     def dense(
-        tokens: Sequence[Tensor | None], states: tuple[Tensor, ...], chunk_size: int, constants: Sequence[float]
+        tokens: Sequence[Any], states: tuple[Tensor, ...], chunk_size: int, constants: Sequence[float]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         return in_chunks(lambda *chunks: function(*chunks, *constants), tokens, states, chunk_size)
 
@@ -29,10 +29,11 @@ def _chunked(function: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]) -> Dens
 
 
 def _attention(
-    tokens: Sequence[Tensor | None], states: tuple[Tensor, ...], chunk_size: int, constants: Sequence[float]
+    tokens: Sequence[Any], states: tuple[Tensor, ...], chunk_size: int, constants: Sequence[float]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     del chunk_size, constants
-    return attend(*tokens, states)
+    q, k, v = tokens
+    return attend(q, k, v, states)
 
 
 ADDITIVE = Operator("additive", _chunked(additive_chunks), gates=("g",), states=MATRIX)

@@ -8,11 +8,12 @@ behind it; a native kernel is another implementation of the same operator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, _C
+from torch import _C, Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 
 from innerloop.kernels.portable import Dense, Portable, full_precision
@@ -21,6 +22,15 @@ from innerloop.shapes import compute_dtype
 _LIBRARY = Library("innerloop", "DEF")
 _BELOW_AUTOGRAD = _C._after_autograd_keyset
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None), float, bool, int, tuple, list))
+
+
+Outputs = tuple[Any, ...] | list[Any]
+
+
+class Info(Protocol):
+    """What ``torch.func.vmap`` says of itself."""
+
+    batch_size: int
 
 
 class Options(NamedTuple):
@@ -41,7 +51,7 @@ class Operator:
         dense: What it computes on aligned, unpacked inputs in the precision of arithmetic, differentiable.
         gates: Names of its gates, in order; each may be None.
         states: Name to axes, such as ``{"S": ("G", "K", "V")}``, without the leading N; each may be None, for zeros.
-        grouped: Whether ``dense`` wants the heads as given, q's a multiple of k's; otherwise q and k are repeated to v's.
+        grouped: Whether ``dense`` wants the heads as given, q's a multiple of k's; else q and k are repeated to v's.
         grows: Whether states with an axis S keep T more tokens after a call.
     """
 
@@ -55,6 +65,7 @@ class Operator:
         grouped: bool = False,
         grows: bool = False,
     ) -> None:
+        """Define the operator and its backward, and all that the framework asks of them."""
         self.name = name
         self.portable = Portable(dense, len(gates), states, grouped=grouped, grows=grows)
         self._inputs = 3 + len(gates) + len(states)
@@ -67,7 +78,7 @@ class Operator:
         _LIBRARY.define(f"{name}_backward({tensors}, {rest}, {grads}, bool[] needs) -> Tensor[]")
         self._op = getattr(torch.ops.innerloop, name).default
         self._backward = getattr(torch.ops.innerloop, f"{name}_backward").default
-        self._function = self._make_function()
+        self._apply = self._make_apply()
         self._register()
 
     def __call__(
@@ -78,14 +89,14 @@ class Operator:
         gates: Sequence[Tensor | None],
         states: Sequence[Tensor | None],
         options: Options,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Any, ...]:
         """Return ``o`` and the states after the last token, in one flat tuple."""
         args = (q, k, v, *gates, *states, *options)
         if not _is_plain(args):
             return self._op(*args)
         # The dispatcher would bring us here by two detours, which cost as much again as all the rest of a call.
         if torch.is_grad_enabled() and _C._any_requires_grad(*args):
-            return self._function.apply(None, *args)
+            return self._apply(None, *args)
         return self._forward(*args)
 
     def _register(self) -> None:
@@ -112,8 +123,8 @@ class Operator:
         if torch.is_grad_enabled() and _C._any_requires_grad(*args):
             if _C._are_functorch_transforms_active():
                 with enable_single_level_autograd_function():
-                    return self._function.apply(keyset, *args)
-            return self._function.apply(keyset, *args)
+                    return self._apply(keyset, *args)
+            return self._apply(keyset, *args)
         return self._op.redispatch(keyset & _BELOW_AUTOGRAD, *args)
 
     def _forward_fake(self, *args: Any) -> tuple[Tensor, ...]:
@@ -126,13 +137,13 @@ class Operator:
 
     # Backward
 
-    def _make_function(self) -> type[torch.autograd.Function]:
+    def _make_apply(self) -> Callable[..., tuple[Tensor, ...]]:
         operator, inputs = self, self._inputs
 
-        class Call(torch.autograd.function._SingleLevelFunction):
+        class Call(_SingleLevelFunction):
             # One level: functorch has already peeled its own when the Autograd key is reached.
             @staticmethod
-            def forward(ctx: Any, keyset: _C.DispatchKeySet | None, *args: Any) -> tuple[Tensor, ...]:
+            def forward(ctx: Any, keyset: _C.DispatchKeySet | None, *args: Any) -> tuple[Tensor, ...]:  # ruff: ignore[any-type] - the framework's own
                 ctx.save_for_backward(*args[: inputs + 1])
                 ctx.rest = args[inputs + 1 :]
                 ctx.set_materialize_grads(False)
@@ -147,7 +158,7 @@ class Operator:
                 return tuple(outputs)
 
             @staticmethod
-            def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # ruff: ignore[any-type] - the framework's own
                 needs = ctx.needs_input_grad[1 : inputs + 1]
                 found = iter(operator._backward(*ctx.saved_tensors, *ctx.rest, *grads, needs))
                 return (
@@ -156,7 +167,7 @@ class Operator:
                     *(None for _ in range(1 + len(ctx.rest))),
                 )
 
-        return Call
+        return Call.apply  # pyright: ignore[reportAttributeAccessIssue]
 
     def _gradients(self, *args: Any) -> list[Tensor]:
         with torch.enable_grad():
@@ -196,7 +207,7 @@ class Operator:
     def _batched(self, op: Callable[..., Any]) -> Callable[..., Any]:
         inputs = self._inputs
 
-        def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+        def rule(info: Info, in_dims: Sequence[int | None], *args: Any) -> tuple[Outputs, Outputs]:
             size = info.batch_size
             front = [
                 x if dim is None or not isinstance(x, Tensor) else x.movedim(dim, 0)
@@ -231,7 +242,7 @@ def _is_plain(args: Sequence[Any]) -> bool:
     )
 
 
-def _like(example: Any, values: list[Any]) -> Any:
+def _like(example: Outputs, values: list[Any]) -> Outputs:
     return tuple(values) if isinstance(example, tuple) else values
 
 

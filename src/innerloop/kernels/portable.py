@@ -1,14 +1,14 @@
 """From raw inputs to what an algebra form wants, in plain differentiable torch.
 
-Half types are widened, queries and keys made unit length, the scale put on the query (a read is linear in it), key heads
-repeated to value heads, absent states filled with zeros, packed sequences taken apart.
+Half types are widened, queries and keys made unit length, the scale put on the query (a read is linear in it), key
+heads repeated to value heads, absent states filled with zeros, packed sequences taken apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from innerloop.shapes import align_heads, compute_dtype
 
 if TYPE_CHECKING:
     from innerloop.kernels.operator import Options
+
+Inputs = Sequence[Any]
+"""Tensors in order, None for a gate or state that is absent."""
 
 Dense = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
 """``dense(tokens, states, chunk_size, constants)`` with tokens (q, k, v, *gates) as ``[B, T, G, ...]``."""
@@ -29,6 +32,7 @@ class Portable:
     def __init__(
         self, dense: Dense, gates: int, states: dict[str, tuple[str, ...]], *, grouped: bool, grows: bool
     ) -> None:
+        """Take the algebra, how many gates it has, its states' axes, and what is peculiar to attention."""
         self.dense = dense
         self.gates = gates
         self.states = states
@@ -36,12 +40,12 @@ class Portable:
         self.grouped = grouped
         self.grows = grows
 
-    def __call__(self, inputs: Sequence[Tensor | None], options: Options) -> tuple[Tensor, ...]:
+    def __call__(self, inputs: Inputs, options: Options) -> tuple[Tensor, ...]:
         """Return ``o`` in v's dtype and the states after the last token."""
         with full_precision(inputs[0]):
             return self._run(inputs, options)
 
-    def _run(self, inputs: Sequence[Tensor | None], options: Options) -> tuple[Tensor, ...]:
+    def _run(self, inputs: Inputs, options: Options) -> tuple[Tensor, ...]:
         v = inputs[2]
         q, k, *others = widened(inputs[: 3 + self.gates], v.dtype)
         q, k = prepared(q, k, options.l2norm, options.scale)
@@ -52,7 +56,7 @@ class Portable:
         rows = v.shape[0] if bounds is None else len(bounds) - 1
         states = self.filled(inputs, rows)
 
-        def dense(tokens: Sequence[Tensor | None], states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        def dense(tokens: Inputs, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
             if tokens[0].shape[1] == 0:
                 return tokens[2].new_zeros((tokens[0].shape[0], 0, heads, v.shape[-1])), states
             return self.dense(tokens, states, options.chunk_size, options.constants)
@@ -64,11 +68,14 @@ class Portable:
             after = self._padded(after, inputs, rows)
         return out.to(v.dtype), *after
 
-    def filled(self, inputs: Sequence[Tensor | None], rows: int) -> tuple[Tensor, ...]:
+    def filled(self, inputs: Inputs, rows: int) -> tuple[Tensor, ...]:
         """Return the states in the precision of arithmetic, zeros where there are none."""
         v, given = inputs[2], inputs[3 + self.gates :]
         dtype = compute_dtype(v.dtype)
-        if all([state is not None and (state.dtype == dtype or not axes) for state, axes in zip(given, self._axes)]):
+        if all([
+            state is not None and (state.dtype == dtype or not axes)
+            for state, axes in zip(given, self._axes, strict=True)
+        ]):
             return tuple(given)
         dtypes, shapes = self.state_dtypes(dtype), self.state_shapes(inputs, rows)
         return tuple(
@@ -76,7 +83,7 @@ class Portable:
             for state, shape, wanted in zip(given, shapes, dtypes, strict=True)
         )
 
-    def _padded(self, states: tuple[Tensor, ...], inputs: Sequence[Tensor | None], rows: int) -> tuple[Tensor, ...]:
+    def _padded(self, states: tuple[Tensor, ...], inputs: Inputs, rows: int) -> tuple[Tensor, ...]:
         """Give states that grow the one capacity that is known without looking at the lengths."""
         if not self.grows:
             return states
@@ -88,7 +95,7 @@ class Portable:
             for state, shape in zip(states, shapes, strict=True)
         )
 
-    def state_shapes(self, inputs: Sequence[Tensor | None], rows: int, after: int = 0) -> list[tuple[int, ...]]:
+    def state_shapes(self, inputs: Inputs, rows: int, after: int = 0) -> list[tuple[int, ...]]:
         """Return the shape of each state ``after`` so many tokens; S is 0 where no state was given."""
         q, k, v = inputs[:3]
         sizes = {"G": v.shape[-2], "H": k.shape[-2], "K": q.shape[-1], "V": v.shape[-1]}
@@ -104,7 +111,7 @@ class Portable:
         return [dtype if axes else torch.int64 for axes in self.states.values()]
 
 
-def widened(tensors: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
+def widened(tensors: Inputs, dtype: torch.dtype) -> list[Any]:
     """Return the tensors in the precision of arithmetic for inputs of ``dtype``."""
     dtype = compute_dtype(dtype)
     return [x if x is None or x.dtype == dtype else x.to(dtype) for x in tensors]
@@ -114,7 +121,7 @@ def prepared(q: Tensor, k: Tensor, l2norm: bool, scale: float) -> tuple[Tensor, 
     """Return unit (where asked for) keys, and queries that carry the scale."""
     if l2norm:
         q, k = unit(q), unit(k)
-    return q if scale == 1.0 else q * scale, k
+    return q * scale, k
 
 
 def unit(x: Tensor) -> Tensor:
@@ -122,7 +129,7 @@ def unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
-def full_precision(tensor: Tensor) -> object:
+def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
     """Return a context in which autocast lets products alone."""
     kind = tensor.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

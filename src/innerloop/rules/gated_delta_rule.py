@@ -66,7 +66,9 @@ def gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     r"""Write each pair by one gradient step on a memory that fades first, and read.
 
-    .. math:: S_t = e^{g_t} (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top, \qquad o_t = \mathrm{scale} \cdot S_t^\top q_t
+    .. math::
+        S_t = e^{g_t} (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top, \qquad
+        o_t = \mathrm{scale} \cdot S_t^\top q_t
 
     Yang et al. (2025), arXiv:2412.06464, transposed: their state is V by K.
 
@@ -86,7 +88,8 @@ def gated_delta_rule(
         backend: ``None`` for the best present, or ``"torch"``.
 
     Returns:
-        ``o`` of ``[B, T, G, V]`` in v's dtype, and the state after the last token (float32, or float64 for float64) or None.
+        ``o`` of ``[B, T, G, V]`` in v's dtype, and the state after the last token (float32, or float64 for float64)
+        or None.
 
     Raises:
         TypeError: If an input is no float tensor, or dtypes differ.

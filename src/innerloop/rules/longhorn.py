@@ -21,7 +21,8 @@ class Longhorn(Rule):
 
     .. math::
         S_t = \arg\min_S |S - S_{t-1}|^2 + \beta_t |S^\top k_t - v_t|^2
-            = S_{t-1} + \Delta_t k_t (v_t - S_{t-1}^\top k_t)^\top, \qquad \Delta_t = \frac{\beta_t}{1 + \beta_t k_t^\top k_t}
+            = S_{t-1} + \Delta_t k_t (v_t - S_{t-1}^\top k_t)^\top, \qquad
+        \Delta_t = \frac{\beta_t}{1 + \beta_t k_t^\top k_t}
 
     Liu et al. (2024), arXiv:2407.14207.
     """
@@ -66,7 +67,8 @@ def longhorn(
     r"""Write each pair by the exact solution of its proximal problem, and read.
 
     .. math::
-        S_t = S_{t-1} + \Delta_t k_t (v_t - S_{t-1}^\top k_t)^\top, \qquad \Delta_t = \frac{\beta_t}{1 + \beta_t k_t^\top k_t}, \qquad
+        S_t = S_{t-1} + \Delta_t k_t (v_t - S_{t-1}^\top k_t)^\top, \qquad
+        \Delta_t = \frac{\beta_t}{1 + \beta_t k_t^\top k_t}, \qquad
         o_t = \mathrm{scale} \cdot S_t^\top q_t
 
     Liu et al. (2024), arXiv:2407.14207: their equation before they keep only its diagonal.
@@ -86,7 +88,8 @@ def longhorn(
         backend: ``None`` for the best present, or ``"torch"``.
 
     Returns:
-        ``o`` of ``[B, T, G, V]`` in v's dtype, and the state after the last token (float32, or float64 for float64) or None.
+        ``o`` of ``[B, T, G, V]`` in v's dtype, and the state after the last token (float32, or float64 for float64)
+        or None.
 
     Raises:
         TypeError: If an input is no float tensor, or dtypes differ.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,9 @@ class MomentumState(NamedTuple):
 class MomentumDeltaRule(Rule):
     r"""One gradient step a token with momentum and decoupled decay.
 
-    .. math:: U_t = \eta_t U_{t-1} - \theta_t k_t (S_{t-1}^\top k_t - v_t)^\top, \qquad S_t = (1 - \alpha_t) S_{t-1} + U_t
+    .. math::
+        U_t = \eta_t U_{t-1} - \theta_t k_t (S_{t-1}^\top k_t - v_t)^\top, \qquad
+        S_t = (1 - \alpha_t) S_{t-1} + U_t
 
     Behrouz et al. (2024), arXiv:2501.00663, for a linear memory and a loss with 1/2. The error is that of the undecayed
     memory, so with eta = 0 this is not ``gated_delta_rule``.
@@ -41,7 +43,7 @@ class MomentumDeltaRule(Rule):
         Gate("eta", low=0.0, high=1.0, feeds="solver.momentum"),
         Gate("alpha", low=0.0, high=1.0, feeds="solver.decay"),
     )
-    states = {"S": ("G", "K", "V"), "U": ("G", "K", "V")}
+    states: ClassVar = {"S": ("G", "K", "V"), "U": ("G", "K", "V")}
     state_type = MomentumState
     unit_scale = True
 
@@ -95,11 +97,12 @@ def momentum_delta_rule(
     r"""Write each pair by a gradient step with momentum and forgetting on a linear memory, and read.
 
     .. math::
-        U_t = \eta_t U_{t-1} - \theta_t k_t (S_{t-1}^\top k_t - v_t)^\top, \qquad S_t = (1 - \alpha_t) S_{t-1} + U_t, \qquad
+        U_t = \eta_t U_{t-1} - \theta_t k_t (S_{t-1}^\top k_t - v_t)^\top, \qquad
+        S_t = (1 - \alpha_t) S_{t-1} + U_t, \qquad
         o_t = \mathrm{scale} \cdot S_t^\top q_t
 
-    Behrouz et al. (2024), arXiv:2501.00663, for a linear memory and the loss 1/2 |S^T k - v|^2. A repeated key is stable
-    while ``theta |k|^2 < (2 - alpha)(1 + eta)``.
+    Behrouz et al. (2024), arXiv:2501.00663, for a linear memory and the loss 1/2 |S^T k - v|^2. A repeated key is
+    stable while ``theta |k|^2 < (2 - alpha)(1 + eta)``.
 
     Args:
         q: Queries, ``[B, T, H, K]``.
@@ -118,8 +121,8 @@ def momentum_delta_rule(
         backend: ``None`` for the best present, or ``"torch"``.
 
     Returns:
-        ``o`` of ``[B, T, G, V]`` in v's dtype, and ``MomentumState(S, U)`` after the last token (float32, or float64 for
-        float64) or None.
+        ``o`` of ``[B, T, G, V]`` in v's dtype, and ``MomentumState(S, U)`` after the last token (float32, or
+        float64 for float64) or None.
 
     Raises:
         TypeError: If an input is no float tensor, or dtypes differ.

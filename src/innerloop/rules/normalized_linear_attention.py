@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class NormalizedLinearAttention(Rule):
     name = "normalized_linear_attention"
     paper = "Katharopoulos et al. (2020), arXiv:2006.16236"
     recipe = Recipe(QueryKernel(dot), KernelSmoother(), Exact())
-    states = {"S": ("G", "K", "V"), "z": ("G", "K")}
+    states: ClassVar = {"S": ("G", "K", "V"), "z": ("G", "K")}
     state_type = NormalizedState
     nonnegative = True
 
@@ -51,7 +51,7 @@ class NormalizedLinearAttention(Rule):
         self, q: Tensor, k: Tensor, v: Tensor, *, state: NormalizedState | None, options: Options
     ) -> tuple[Tensor, NormalizedState]:
         """Run the additive family on values with a column of ones, whose read is the denominator."""
-        wide = widened((v,), v.dtype)[0]
+        (wide,) = widened((v,), v.dtype)
         ones = torch.cat((wide, torch.ones_like(wide[..., :1])), -1)  # [B, T, G, V + 1]
         both = None if state is None else torch.cat((state.S, state.z[..., None]), -1)
         read, after = ADDITIVE(q, k, ones, (None,), (both,), options)
@@ -93,7 +93,8 @@ def normalized_linear_attention(
         k: Keys, ``[B, T, H, K]``, used as given.
         v: Values, ``[B, T, G, V]`` with G a multiple of H; value head h reads key head ``h // (G // H)``.
         scale: Any finite number; it cancels.
-        initial_state: ``NormalizedState(S, z)`` before the first token, ``[N, G, K, V]`` and ``[N, G, K]``; zeros if None.
+        initial_state: ``NormalizedState(S, z)`` before the first token, ``[N, G, K, V]`` and ``[N, G, K]``; zeros
+            if None.
         output_final_state: Whether to return the state after the last token.
         cu_seqlens: Bounds of N packed sequences in one row (B=1), ``[N+1]``, int32 or int64.
         use_qk_l2norm_in_kernel: Make q and k unit length first, ``x * rsqrt(sum(x^2) + 1e-6)``.
@@ -102,8 +103,8 @@ def normalized_linear_attention(
         backend: ``None`` for the best present, or ``"torch"``.
 
     Returns:
-        ``o`` of ``[B, T, G, V]`` in v's dtype (0 where the weights sum to 0), and ``NormalizedState(S, z)`` after the last
-        token (float32, or float64 for float64) or None.
+        ``o`` of ``[B, T, G, V]`` in v's dtype (0 where the weights sum to 0), and ``NormalizedState(S, z)``
+        after the last token (float32, or float64 for float64) or None.
 
     Raises:
         TypeError: If an input is no float tensor, or dtypes differ.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,8 @@ class RecursiveLeastSquares(Rule):
     r"""The exact solution of the weighted ridge problem after every token.
 
     .. math::
-        S_t = \arg\min_S \tfrac12 \sum_{i \le t} e^{g_{i+1} + \dots + g_t} |S^\top k_i - v_i|^2 + \tfrac{\mathrm{ridge}}{2} |S|^2
+        S_t = \arg\min_S \tfrac12 \sum_{i \le t} e^{g_{i+1} + \dots + g_t} |S^\top k_i - v_i|^2
+            + \tfrac{\mathrm{ridge}}{2} |S|^2
 
     The ridge stays while the past fades, unlike that of the textbook recursion, whose inverse covariance overflows.
     """
@@ -39,7 +40,7 @@ class RecursiveLeastSquares(Rule):
     paper = "as a sequence layer von Oswald et al. (2025), arXiv:2506.05233"
     recipe = Recipe(ScalarDecay(g=0.0), LinearMap(), Exact(ridge=1.0))
     gates = (Gate("g", low=-math.inf, high=0.0, feeds="weights.g", enforced=True, optional=True),)
-    states = {"H_kk": ("G", "K", "K"), "H_kv": ("G", "K", "V")}
+    states: ClassVar = {"H_kk": ("G", "K", "K"), "H_kv": ("G", "K", "V")}
     state_type = MomentState
     constants = (Constant("ridge", default=1.0, above=0.0),)
     unit_scale = True
@@ -87,7 +88,8 @@ def recursive_least_squares(
     r"""Read the exact ridge fit to the whole weighted past, after every token.
 
     .. math::
-        o_t = \mathrm{scale} \cdot H_{kv}^\top (H_{kk} + \mathrm{ridge}\, I)^{-1} q_t, \qquad H_{kk} \leftarrow e^{g_t} H_{kk} + k_t k_t^\top, \qquad
+        o_t = \mathrm{scale} \cdot H_{kv}^\top (H_{kk} + \mathrm{ridge}\, I)^{-1} q_t, \qquad
+        H_{kk} \leftarrow e^{g_t} H_{kk} + k_t k_t^\top, \qquad
         H_{kv} \leftarrow e^{g_t} H_{kv} + k_t v_t^\top
 
     The textbook's least squares with forgetting, by Cholesky and with a ridge that does not fade; as a sequence layer
@@ -110,8 +112,8 @@ def recursive_least_squares(
         backend: ``None`` for the best present, or ``"torch"``.
 
     Returns:
-        ``o`` of ``[B, T, G, V]`` in v's dtype, and ``MomentState(H_kk, H_kv)`` after the last token (float32, or float64 for
-        float64) or None.
+        ``o`` of ``[B, T, G, V]`` in v's dtype, and ``MomentState(H_kk, H_kv)`` after the last token (float32, or
+        float64 for float64) or None.
 
     Raises:
         TypeError: If an input is no float tensor, or dtypes differ.

@@ -88,7 +88,8 @@ def retention(
         backend: ``None`` for the best present, or ``"torch"``.
 
     Returns:
-        ``o`` of ``[B, T, G, V]`` in v's dtype, and the state after the last token (float32, or float64 for float64) or None.
+        ``o`` of ``[B, T, G, V]`` in v's dtype, and the state after the last token (float32, or float64 for float64)
+        or None.
 
     Raises:
         TypeError: If an input is no float tensor, or dtypes differ.

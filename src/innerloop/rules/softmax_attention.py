@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,9 +39,9 @@ class SoftmaxAttention(Rule):
     name = "softmax_attention"
     paper = "Vaswani et al. (2017), arXiv:1706.03762"
     recipe = Recipe(QueryKernel(), KernelSmoother(), Exact())
-    states = {"keys": ("S", "H", "K"), "values": ("S", "H", "V"), "lengths": ()}
+    states: ClassVar = {"keys": ("S", "H", "K"), "values": ("S", "H", "V"), "lengths": ()}
     state_type = AttentionState
-    axes = {"q": ("B", "T", "Q", "K"), "k": ("B", "T", "H", "K"), "v": ("B", "T", "H", "V")}
+    axes: ClassVar = {"q": ("B", "T", "Q", "K"), "k": ("B", "T", "H", "K"), "v": ("B", "T", "H", "V")}
     grouped = True
     grows = True
 
@@ -80,9 +80,12 @@ def softmax_attention(
 ) -> tuple[Tensor, AttentionState | None]:
     r"""Read the mean of all values so far, weighted by the softmax of the scores of their keys.
 
-    .. math:: o_t = \frac{\sum_{i \le t} e^{\mathrm{scale} \cdot q_t^\top k_i} v_i}{\sum_{i \le t} e^{\mathrm{scale} \cdot q_t^\top k_i}}
+    .. math::
+        o_t = \frac{\sum_{i \le t} e^{\mathrm{scale} \cdot q_t^\top k_i} v_i}
+        {\sum_{i \le t} e^{\mathrm{scale} \cdot q_t^\top k_i}}
 
-    Vaswani et al. (2017), arXiv:1706.03762; as the Nadaraya-Watson estimator Wang, Shi and Fox (2025), arXiv:2501.12352.
+    Vaswani et al. (2017), arXiv:1706.03762; as the Nadaraya-Watson estimator Wang, Shi and Fox (2025),
+    arXiv:2501.12352.
 
     Args:
         q: Queries, ``[B, T, Q, K]`` with Q a multiple of H; query head h reads key head ``h // (Q // H)``.
@@ -98,8 +101,8 @@ def softmax_attention(
         backend: ``None`` for the best present, or ``"torch"``.
 
     Returns:
-        ``o`` of ``[B, T, Q, V]`` in v's dtype, and ``AttentionState(keys, values, lengths)`` after the last token (float32,
-        or float64 for float64) or None.
+        ``o`` of ``[B, T, Q, V]`` in v's dtype, and ``AttentionState(keys, values, lengths)`` after the last
+        token (float32, or float64 for float64) or None.
 
     Raises:
         TypeError: If an input is no float tensor, or dtypes differ.

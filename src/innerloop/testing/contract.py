@@ -1,237 +1,19 @@
-"""What every memory rule must satisfy, for ours and for yours: ``innerloop.testing.check_rule(rule)``.
-
-Truth is the float64 token loop over ``step``, and for ``step`` itself the executed recipe. The error of a tensor a
-against truth b is ``max|a - b| / max|b|``, held to one table of bars.
-"""
+"""What every rule is held to, one property a function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from innerloop import ops
-from innerloop.rule import Gate, Rule, State, get
+from innerloop.rule import Rule, get
 from innerloop.shapes import align_heads
-
-TOLERANCES: dict[str, dict[torch.dtype, float]] = {
-    "values": {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2},
-    "gradients": {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-1, torch.float16: 2e-1},
-    # At beta |k|^2 near 2 a repeated key is reflected, never damped: any chunk form is at 5e-5 to 1e-4 there (T <= 512).
-    "reflections": {torch.float64: 1e-10, torch.float32: 2e-4},
-}
-CHUNK = 16
-
-
-@dataclass
-class Call:
-    """The tensors of one call, which remember how to be called."""
-
-    rule: Rule
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    gates: dict[str, Tensor]
-    state: State = None
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def run(self, **options: Any) -> tuple[Tensor, State]:
-        """Run ``ops.run`` on them, with the final state."""
-        given = {"initial_state": self.state, "output_final_state": True, **self.options, **options, **self.gates}
-        return ops.run(self.rule, self.q, self.k, self.v, **given)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all float tensors by name."""
-        found = {"q": self.q, "k": self.k, "v": self.v, **self.gates}
-        found |= dict(zip(self.rule.states, self.rule.state_tensors(self.state), strict=True))
-        return {name: x for name, x in found.items() if x is not None and x.is_floating_point()}
-
-    def map(self, function: Callable[[str, Tensor], Tensor]) -> Call:
-        """Return the call with every tensor replaced; integer states stay."""
-        state = self.state
-        if state is not None:
-            parts = zip(self.rule.states, self.rule.state_tensors(state), strict=True)
-            state = self.rule.packed_state([function(n, x) if x.is_floating_point() else x for n, x in parts])
-        gates = {name: function(name, x) for name, x in self.gates.items()}
-        q, k, v = (function(name, x) for name, x in (("q", self.q), ("k", self.k), ("v", self.v)))
-        return Call(self.rule, q, k, v, gates, state, self.options)
-
-    def to(self, dtype: torch.dtype) -> Call:
-        """Return the call in another precision."""
-        return self.map(lambda _, x: x.detach().to(dtype))
-
-    def tracked(self) -> Call:
-        """Return the call with every tensor a leaf that wants its gradient."""
-        return self.map(lambda _, x: x.detach().clone().requires_grad_())
-
-    def tokens(self, start: int, stop: int) -> Call:
-        """Return the tokens from ``start`` to ``stop`` alone, with no state."""
-        timed = {gate.name for gate in self.rule.gates if "T" in gate.axes}
-        gates = {name: x[:, start:stop] if name in timed else x for name, x in self.gates.items()}
-        q, k, v = (x[:, start:stop] for x in (self.q, self.k, self.v))
-        return Call(self.rule, q, k, v, gates, None, self.options)
-
-
-def draw_call(
-    rule: str | Rule,
-    *,
-    T: int = 37,
-    B: int = 2,
-    H: int = 2,
-    G: int = 4,
-    K: int = 5,
-    V: int = 3,
-    dtype: torch.dtype = torch.float64,
-    seed: int = 0,
-    edges: bool = False,
-    state: bool = False,
-) -> Call:
-    """Draw a call of a rule: unit keys, gates within their ranges.
-
-    Args:
-        rule: The rule or its name.
-        T: Tokens.
-        B: Rows.
-        H: Key heads.
-        G: Value heads (query heads for grouped attention).
-        K: Key width.
-        V: Value width.
-        dtype: Of every tensor.
-        seed: Of the generator.
-        edges: Put every gate's extremes (decays of 0, -80, -5000 and -inf among them), repeated and zero keys in.
-        state: Start from the state that another drawn sequence left.
-
-    Returns:
-        The call.
-
-    Raises:
-        ValueError: If the rule is unknown.
-
-    Example:
-        >>> from innerloop.testing import draw_call
-        >>> o, state = draw_call("delta_rule", T=9).run()
-        >>> o.shape
-        torch.Size([2, 9, 4, 3])
-    """
-    rule = get(rule)
-    generator = torch.Generator().manual_seed(seed)
-    sizes = {"B": B, "T": T, "H": H, "G": G, "K": K, "V": V, "Q": G, "n": 2}
-
-    def normal(axes: Iterable[str]) -> Tensor:
-        return torch.randn([sizes[axis] for axis in axes], generator=generator, dtype=torch.float64)
-
-    q, k, v = (normal(rule.axes[name]) for name in "qkv")
-    q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
-    if rule.nonnegative:
-        q, k = q.abs(), k.abs()
-    gates = {gate.name: _draw_gate(gate, normal(gate.axes)) for gate in rule.gates}
-    if edges and T:
-        _put_keys(k, normal(("B",)))
-        gates = {gate.name: _put_edges(gate, gates[gate.name], generator) for gate in rule.gates}
-    call = Call(rule, q, k, v, gates)
-    if state:
-        before = draw_call(rule, T=7, B=B, H=H, G=G, K=K, V=V, seed=seed + 1)
-        call.state = before.run(form="recurrent")[1]
-    return call.to(dtype)
-
-
-def _draw_gate(gate: Gate, normal: Tensor) -> Tensor:
-    unit = torch.special.ndtr(normal)  # uniform in (0, 1)
-    if gate.low == -torch.inf:
-        return gate.high - unit
-    if gate.high == torch.inf:
-        return gate.low + 2 * unit / (1 - unit)
-    return gate.low + (gate.high - gate.low) * (0.05 + 0.9 * unit)
-
-
-def _put_edges(gate: Gate, values: Tensor, generator: torch.Generator) -> Tensor:
-    low = (-80.0, -5000.0, -torch.inf) if gate.low == -torch.inf else (gate.low,)
-    middle = () if gate.low == -torch.inf or gate.high == torch.inf else ((gate.low + gate.high) / 2,)
-    flat = values.clone().flatten()
-    for edge in (*low, *middle, gate.high):
-        places = torch.randint(len(flat), (1 + len(flat) // 24,), generator=generator)
-        flat[places] = edge
-    return flat.view_as(values)
-
-
-def _put_keys(k: Tensor, normal: Tensor) -> None:
-    """Repeat one key at every third token, and leave some empty."""
-    k[:, 1::3] = k[:, :1]
-    k[normal > 0, 2::7] = 0
-    k[:, 4::11] = 0
-
-
-def error(got: Tensor, want: Tensor) -> float:
-    """Return ``max|got - want| / max|want|``; inf where one is not finite and the other is not the same."""
-    got, want = got.detach().double(), want.detach().double()
-    if got.shape != want.shape:
-        raise AssertionError(f"shape {list(got.shape)} instead of {list(want.shape)}")
-    if got.numel() == 0 or torch.equal(got, want):
-        return 0.0
-    difference = (got - want).abs().amax().item()
-    if difference != difference:
-        return float("inf")
-    return difference / max(want.abs().amax().item(), torch.finfo(torch.float64).tiny)
-
-
-def assert_close(got: Any, want: Any, dtype: torch.dtype, kind: str = "values", what: str = "") -> None:
-    """Compare tensors, or dicts of them, with truth at the table's bar for ``kind`` and ``dtype``."""
-    if isinstance(want, dict):
-        for name, truth in want.items():
-            assert_close(got[name], truth, dtype, kind, f"{what} {name}".strip())
-        return
-    found, bar = error(got, want), TOLERANCES[kind][dtype]
-    if not found <= bar:
-        raise AssertionError(f"{what or 'value'} is off by {found:.1e}; the bar for {kind} in {dtype} is {bar:.0e}")
-
-
-def outcome(rule: Rule, result: tuple[Tensor, State]) -> dict[str, Tensor]:
-    """Return the output and the float states of a run by name."""
-    out, state = result
-    named = {"o": out, **dict(zip(rule.states, rule.state_tensors(state), strict=True))}
-    return {name: x for name, x in named.items() if x is not None and x.is_floating_point()}
-
-
-def gradients(call: Call, result: tuple[Tensor, State]) -> dict[str, Tensor]:
-    """Return the gradient of a fixed random functional of output and final state for every tensor of a tracked call."""
-    generator = torch.Generator().manual_seed(5)
-    total = torch.zeros((), dtype=torch.float64)
-    for x in outcome(call.rule, result).values():
-        total = total + (x.double() * torch.randn(x.shape, generator=generator, dtype=torch.float64)).sum()
-    tensors = call.tensors()
-    found = torch.autograd.grad(total, list(tensors.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(tensors, found, strict=True))
-
-
-def truth(call: Call) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return values and gradients of the float64 token loop on a call's own numbers."""
-    exact = call.to(torch.float64).tracked()
-    result = exact.run(form="recurrent")
-    return outcome(call.rule, result), gradients(exact, result)
-
-
-def _compare_all_forms(call: Call, what: str) -> None:
-    """Hold values and gradients of every form to the truth of this call."""
-    dtype = call.v.dtype
-    values, slopes = truth(call)
-    for form in forms(call.rule):
-        got = call.tracked()
-        result = got.run(**form)
-        assert_close(outcome(call.rule, result), values, dtype, "values", f"{what} {form}")
-        assert_close(gradients(got, result), slopes, dtype, "gradients", f"{what} {form} gradient of")
-
-
-def forms(rule: Rule) -> Iterator[dict[str, Any]]:
-    """Yield the options of every form, the chunk form at several sizes."""
-    yield {"form": "recurrent"}
-    if rule.has_chunk:
-        yield from ({"form": "chunk", "chunk_size": size} for size in (1, 4, CHUNK, 128))
-
-
-# The contract
+from innerloop.testing.compare import CHUNK, assert_close, compare_all_forms, forms, gradients, outcome, truth
+from innerloop.testing.draw import Call, draw_call
 
 
 def step_equals_the_executed_recipe(rule: Rule) -> None:
@@ -251,13 +33,13 @@ def chunk_equals_recurrent(rule: Rule) -> None:
     """Compare values and gradients at every chunk size and length, from an initial state."""
     for length in (1, CHUNK - 1, CHUNK, CHUNK + 1, 37):
         call = draw_call(rule, T=length, state=True)
-        _compare_all_forms(call, f"T={length}")
+        compare_all_forms(call, f"T={length}")
 
 
 def every_precision_meets_its_bar(rule: Rule) -> None:
     """Compare float32 and the half types with the float64 loop on the same numbers."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        _compare_all_forms(draw_call(rule, T=67, K=16, V=8, state=True, dtype=dtype), str(dtype))
+        compare_all_forms(draw_call(rule, T=67, K=16, V=8, state=True, dtype=dtype), str(dtype))
 
 
 def edges_are_exact(rule: Rule) -> None:
@@ -265,7 +47,7 @@ def edges_are_exact(rule: Rule) -> None:
     for dtype in (torch.float64, torch.float32):
         for seed in range(3):
             call = draw_call(rule, T=53, seed=seed, edges=True, state=True, dtype=dtype)
-            _compare_all_forms(call, f"seed {seed} {dtype}")
+            compare_all_forms(call, f"seed {seed} {dtype}")
 
 
 def nothing_in_nothing_out(rule: Rule) -> None:
@@ -287,7 +69,7 @@ def split_equals_whole(rule: Rule) -> None:
     for form in forms(rule):
         for cuts in ((0, 1, 37), (0, 16, 37), (0, 36, 37), (0, 5, 5, 23, 37)):
             state, outputs = call.state, []
-            for start, stop in zip(cuts, cuts[1:], strict=False):
+            for start, stop in pairwise(cuts):
                 piece = call.tokens(start, stop)
                 piece.state = state
                 out, state = piece.run(**form)
@@ -306,7 +88,7 @@ def step_loop_equals_whole(rule: Rule) -> None:
     for t in range(19):
         piece = call.tokens(t, t + 1)
         timed = {gate.name for gate in rule.gates if "T" in gate.axes}
-        gates = {name: x[:, 0] if name in timed else x for name, x in piece.gates.items()}
+        gates: dict[str, Any] = {name: x[:, 0] if name in timed else x for name, x in piece.gates.items()}
         out, state = ops.step(rule, piece.q[:, 0], piece.k[:, 0], piece.v[:, 0], state=state, **gates)
         outputs.append(out)
     assert_close(torch.stack(outputs, 1), values["o"], torch.float64, what="o")
@@ -403,7 +185,7 @@ def packed_equals_separate(rule: Rule) -> None:
         out, state = packed.run(cu_seqlens=torch.tensor(bounds), **form)
         slopes = gradients(packed, (out[:, bounds[0] : bounds[-1]], state))
         assert all(x.isfinite().all() for x in slopes.values()), f"{form}: junk reached a gradient"
-        for n, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for n, (start, stop) in enumerate(pairwise(bounds)):
             piece = call.tokens(start, stop)
             piece.state = rule.packed_state([x[n : n + 1] for x in rule.state_tensors(starts)])
             want, after = piece.run(form="recurrent")
@@ -425,13 +207,16 @@ def second_derivatives_are_right(rule: Rule) -> None:
         _finite_differences(rule, form, torch.autograd.gradgradcheck)
 
 
+def _rebuilt(call: Call, tensors: tuple[Tensor, ...]) -> Call:
+    given = dict(zip(call.tensors(), tensors, strict=True))
+    return call.map(lambda name, _: given[name])
+
+
 def _finite_differences(rule: Rule, form: dict[str, Any], check: Callable[..., bool]) -> None:
     call = draw_call(rule, B=1, T=6, H=1, G=2, K=3, V=2, state=True).tracked()
-    names = list(call.tensors())
 
     def function(*tensors: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(names, tensors, strict=True))
-        return tuple(outcome(rule, call.map(lambda name, _: given[name]).run(**form)).values())
+        return tuple(outcome(rule, _rebuilt(call, tensors).run(**form)).values())
 
     check(function, tuple(call.tensors().values()), fast_mode=True)
 
@@ -444,8 +229,7 @@ def transforms_compose(rule: Rule) -> None:
     for form in ({"form": "recurrent"}, {"form": "chunk", "chunk_size": 4})[: 1 + rule.has_chunk]:
 
         def loss(*tensors: Tensor, form: dict[str, Any] = form) -> Tensor:
-            given = dict(zip(names, tensors, strict=True))
-            return call.map(lambda name, _: given[name]).run(**form)[0].square().sum()
+            return _rebuilt(call, tensors).run(**form)[0].square().sum()
 
         slopes = torch.func.vmap(torch.func.grad(loss, argnums=tuple(range(len(names)))))(*several)
         for i in range(2):
