@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import sys
 import time
@@ -15,8 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from innerloop import ops, rules
+from innerloop.kernels.operator import Operator, Options
+from innerloop.rule import Gate, Rule, register
 from innerloop.testing import Call, draw_call
 
 LENGTHS = (512, 1024, 2048, 4096)
@@ -75,6 +79,61 @@ def measure(name: str) -> dict[str, dict[str, float]]:
     return found
 
 
+class _Empty(Rule):
+    """A rule that does nothing: what is left is the cost of a call."""
+
+    name = "bench_empty"
+    departs = "it computes nothing"
+    gates = (
+        Gate("g", low=-math.inf, high=0.0, enforced=True),
+        Gate("beta", low=0.0, high=2.0),
+    )
+    operator: Operator
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what was given."""
+        return v, state
+
+    def chunk(
+        self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, state: Tensor | None, options: Options
+    ) -> tuple[Tensor, Tensor]:
+        """Call an operator that returns what it was given."""
+        out, after = self.operator(q, k, v, (g, beta), (state,), options)
+        return out, after
+
+
+def cost_of_a_call() -> dict[str, float]:
+    """Return microseconds that are no arithmetic: a step, a call that records a gradient, and that by the dispatcher."""
+    rule = _Empty()
+    rule.operator = Operator(
+        "bench_empty",
+        lambda tokens, states, size, constants: (tokens[2], states),
+        gates=("g", "beta"),
+        states=rule.states,
+    )
+    register(rule)
+    call = draw_call(rule, T=1, B=1, H=2, G=2, K=8, V=8, dtype=torch.float32, state=True)
+    q, k, v, g, beta = (x[:, 0] for x in (call.q, call.k, call.v, *call.gates.values()))
+    tracked = call.tracked()
+    inputs = (tracked.q, tracked.k, tracked.v, *call.gates.values(), call.state)
+    rest = (None, 1.0, False, 64, [])
+    works = {
+        "step": lambda: ops.step(rule, q, k, v, g=g, beta=beta, state=call.state, scale=1.0),
+        "call": lambda: ops.run(
+            rule, tracked.q, tracked.k, tracked.v, **call.gates, initial_state=call.state, form="chunk", scale=1.0
+        ),
+        "operator": lambda: rule.operator(*inputs[:3], inputs[3:5], inputs[5:], Options(*rest)),
+        "dispatched": lambda: torch.ops.innerloop.bench_empty(*inputs, *rest),
+        "torch.empty_like": lambda: torch.empty_like(g),
+    }
+
+    def several(work: Callable[[], object]) -> None:
+        for _ in range(20):
+            work()
+
+    return {what: 1e6 / 20 * best_of(lambda work=work: several(work), 500) for what, work in works.items()}
+
+
 def line(name: str, found: dict[str, dict[str, float]]) -> str:
     """Return one row of the table."""
     columns = [found[what].get(str(length)) for what in ("forward", "both") for length in LENGTHS]
@@ -98,12 +157,16 @@ def main() -> int:
     print(f"{'':<30}{'forward, ms at T =':<36}{'and backward, ms at T =':<36}{'step, µs':>9}")
     print(f"{'':<30}{''.join(f'{length:>9}' for length in LENGTHS) * 2}")
     rows = {}
+    cost = cost_of_a_call()
     for name in arguments.rules or known:
         rows[name] = measure(name)
         print(line(name, rows[name]), flush=True)
+    print("cost of a call with nothing in it, µs: " + ", ".join(f"{what} {time:.1f}" for what, time in cost.items()))
     if arguments.json:
         machine = {"cpu": platform.processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-        arguments.json.write_text(json.dumps({"shape": SHAPE, "machine": machine, "rows": rows}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({"shape": SHAPE, "machine": machine, "rows": rows, "call": cost}, indent=1) + "\n"
+        )
     return 0
 
 

@@ -23,7 +23,7 @@ class DeltaRule(Rule):
 
     name = "delta_rule"
     paper = "Schlag et al. (2021), arXiv:2102.11174; Yang et al. (2024), arXiv:2406.06484"
-    recipe = Recipe(Uniform(), LinearMap(), GradientStep())
+    recipe = Recipe(Uniform(), LinearMap(), GradientStep(rate=None))
     gates = (Gate("beta", low=0.0, high=2.0, feeds="solver.rate"),)
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, *, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ class GatedDeltaRule(Rule):
 
     name = "gated_delta_rule"
     paper = "Yang et al. (2025), arXiv:2412.06464"
-    recipe = Recipe(ScalarDecay(), LinearMap(), GradientStep())
+    recipe = Recipe(ScalarDecay(), LinearMap(), GradientStep(rate=None))
     gates = (
         Gate("g", low=-math.inf, high=0.0, feeds="weights.g", enforced=True),
         Gate("beta", low=0.0, high=2.0, feeds="solver.rate"),

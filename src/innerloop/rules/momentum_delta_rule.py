@@ -37,7 +37,7 @@ class MomentumDeltaRule(Rule):
 
     name = "momentum_delta_rule"
     paper = "Behrouz et al. (2024), arXiv:2501.00663"
-    recipe = Recipe(Uniform(), LinearMap(), GradientStep())
+    recipe = Recipe(Uniform(), LinearMap(), GradientStep(rate=None, momentum=None, decay=None))
     gates = (
         Gate("theta", low=0.0, high=1.0, feeds="solver.rate"),
         Gate("eta", low=0.0, high=1.0, feeds="solver.momentum"),
