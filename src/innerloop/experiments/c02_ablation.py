@@ -61,7 +61,7 @@ def tables(result: Result) -> list[Table]:
         )
         for seed, row in result["seeds"].items()
     ]
-    note = f"Chance is {CHANCE:.3f}. The convolution shows the last key the pair just before it; nothing else is kept."
+    note = f"Chance is {CHANCE:.3f}. The convolution shows the last key three tokens: a pair, and the value before it."
     return [Table("Recall without memory", columns, rows, note)]
 
 
