@@ -86,12 +86,13 @@ def check_inputs(
             rows = cu_seqlens.shape[0] - 1
         _check_state(rule, state, sizes, rows, q)
         _remember(key)
-    for gate in rule.gates:
-        value = gates[gate.name]
-        if value is not None:
-            _check_values(gate, value)
-    if cu_seqlens is not None:
-        _check_bounds(cu_seqlens, q.shape[1])
+    if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+        for gate in rule.gates:
+            value = gates[gate.name]
+            if value is not None and _readable(value):
+                _check_values(gate, value)
+        if cu_seqlens is not None and _readable(cu_seqlens):
+            _check_bounds(cu_seqlens, q.shape[1])
 
 
 def check_token(rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State) -> None:
@@ -201,8 +202,6 @@ def _check_packing(cu_seqlens: Tensor, sizes: dict[str, int]) -> None:
 
 
 def _check_bounds(cu_seqlens: Tensor, length: int) -> None:
-    if not _readable(cu_seqlens):
-        return
     bounds = cu_seqlens.tolist()
     if bounds[0] < 0 or bounds[-1] > length or any(b < a for a, b in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must rise from at least 0 to at most T={length}; got {bounds[:8]}"
@@ -210,8 +209,6 @@ def _check_bounds(cu_seqlens: Tensor, length: int) -> None:
 
 
 def _check_values(gate: Gate, value: Tensor) -> None:
-    if value.numel() == 0 or not _readable(value):
-        return
     high = value.max().item()
     low = value.min().item() if gate.enforced and gate.low > -math.inf else gate.low
     if math.isnan(high):
@@ -223,13 +220,8 @@ def _check_values(gate: Gate, value: Tensor) -> None:
 
 
 def _readable(tensor: Tensor) -> bool:
-    """Whether values can be looked at: a real tensor, outside of every trace and transform."""
-    return (
-        type(tensor) in (Tensor, torch.nn.Parameter)
-        and tensor.device.type != "meta"
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-    )
+    """Whether there are values to look at: a real tensor, and not an empty one."""
+    return type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta and tensor.numel() > 0
 
 
 def _word(tensor: Tensor) -> str:

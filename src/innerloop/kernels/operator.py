@@ -113,10 +113,14 @@ class Operator:
     # Forward
 
     def _forward(self, *args: Any) -> tuple[Tensor, ...]:
-        with torch.no_grad():
-            outputs = self.portable(args[: self._inputs], Options(*args[self._inputs :]))
+        inputs, options = args[: self._inputs], Options(*args[self._inputs :])
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                outputs = self.portable(inputs, options)
+        else:
+            outputs = self.portable(inputs, options)
         # An operator must not hand an input back as its output, as an empty sequence's state would be.
-        given = {x.data_ptr() for x in args[: self._inputs] if x is not None}
+        given = {x.data_ptr() for x in inputs if x is not None}
         return tuple([_fresh(output, given) for output in outputs])
 
     def _forward_autograd(self, keyset: _C.DispatchKeySet, *args: Any) -> tuple[Tensor, ...]:

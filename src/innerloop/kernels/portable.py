@@ -42,8 +42,10 @@ class Portable:
 
     def __call__(self, inputs: Inputs, options: Options) -> tuple[Tensor, ...]:
         """Return ``o`` in v's dtype and the states after the last token."""
-        with full_precision(inputs[0]):
-            return self._run(inputs, options)
+        if torch.is_autocast_enabled(inputs[0].device.type):
+            with full_precision(inputs[0]):
+                return self._run(inputs, options)
+        return self._run(inputs, options)
 
     def _run(self, inputs: Inputs, options: Options) -> tuple[Tensor, ...]:
         v = inputs[2]
@@ -66,7 +68,7 @@ class Portable:
         else:
             out, after = run_packed(dense, tokens, states, bounds)
             after = self._padded(after, inputs, rows)
-        return out.to(v.dtype), *after
+        return (out if out.dtype == v.dtype else out.to(v.dtype)), *after
 
     def filled(self, inputs: Inputs, rows: int) -> tuple[Tensor, ...]:
         """Return the states in the precision of arithmetic, zeros where there are none."""
@@ -121,7 +123,7 @@ def prepared(q: Tensor, k: Tensor, l2norm: bool, scale: float) -> tuple[Tensor, 
     """Return unit (where asked for) keys, and queries that carry the scale."""
     if l2norm:
         q, k = unit(q), unit(k)
-    return q * scale, k
+    return (q if scale == 1.0 else q * scale), k  # ruff: ignore[float-equality-comparison] - 1 itself
 
 
 def unit(x: Tensor) -> Tensor:
