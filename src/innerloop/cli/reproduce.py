@@ -53,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(names)
     _check_environment(arguments)
     results = _results_folder(arguments.out)
+    # Read once, when torch is loaded. Threads that spin at the barriers of tiny tensors take a busy machine's time.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from innerloop.experiments import runner
     from innerloop.experiments.experiment import Settings
 
