@@ -286,6 +286,13 @@ def test_a_gradient_step_on_a_window_sums_its_losses(pairs):
         assert_close(got[0, t, 1], S.T @ q[0, t, 1])
 
 
+def test_a_cross_moment_weighs_pairs_by_a_kernel(pairs):
+    q, k, v = pairs
+    got, _ = Recipe(QueryKernel(dot), LinearMap(), CrossMoment()).run(q, k, v)
+    score = torch.einsum("btgk,bsgk->bgts", q, k).tril()
+    assert_close(got, torch.einsum("bgts,bgts,bsgv->btgv", score, score, v))
+
+
 def test_features_of_the_key_take_the_place_of_the_key(pairs):
     q, k, v = pairs
 

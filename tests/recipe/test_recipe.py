@@ -109,6 +109,13 @@ def test_the_loop_reaches_the_optimum_that_brute_force_finds(recipe):
     assert_close(got, recipe.fit_all(q, k, v, gates=gates), bar=1e-10)
 
 
+def test_a_ridge_that_is_a_number_is_that_of_brute_force():
+    q, k, v = inputs()
+    for ridge in (0.1, torch.tensor([0.3, 2.0], dtype=torch.float64)):
+        recipe = Recipe(Uniform(), LinearMap(), Exact(ridge=ridge))
+        assert_close(recipe.run(q, k, v)[0], recipe.fit_all(q, k, v), bar=1e-10)
+
+
 def test_brute_force_can_be_differentiated():
     recipe = Recipe(ScalarDecay(), LinearMap(), Exact(ridge=0.2))
     q, k, v = (x.requires_grad_() for x in inputs())

@@ -17,6 +17,8 @@ def optimum_reads(
     """Return what the optimum after each token reads, ``[B, T, G, V]``; gates ride in ``weights`` and ``ridge``."""
     asked, stored = (memory.features(x.transpose(1, 2)) for x in (q, k))                # [B, G, T, F]
     targets = v.transpose(1, 2)
+    if isinstance(ridge, Tensor) and ridge.dim() == 1:  # a number a head, the same for every token
+        ridge = ridge.to(q.dtype).expand(q.shape[:3])
     outputs = []
     for t, gamma in enumerate(weights.history(q, k)):
         past, target = stored[:, :, : t + 1], targets[:, :, : t + 1]
