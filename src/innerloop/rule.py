@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -218,10 +219,10 @@ def _check_definition(rule: Rule) -> None:
     if (rule.state_type is None) != (len(rule.states) == 1):
         raise ValueError(f"{kind} must set state_type to a NamedTuple for several states, and only then; "
                          f"it has {len(rule.states)} states and {rule.state_type}")  # fmt: skip
-    names = [x.name for x in (*rule.gates, *rule.constants)]
+    names = [*(x.name for x in (*rule.gates, *rule.constants)), *rule.states]
     for name in names:
-        if name in _TAKEN or names.count(name) > 1 or not name.isidentifier():
-            raise ValueError(f"{kind} must name each gate by an identifier of its own; {name!r} is taken")
+        if name in _TAKEN or names.count(name) > 1 or not name.isidentifier() or iskeyword(name):
+            raise ValueError(f"{kind} must give each gate, constant and state a name of its own; {name!r} is taken")
 
 
 def get(rule: str | Rule) -> Rule:

@@ -1,9 +1,11 @@
-"""The operator layer against plain torch: gradients of the steps, other axes of vmap, what stands outside of packing."""
+"""The operator layer against plain torch: gradients of the steps, other axes of vmap, what lies outside of packing."""
+
+from typing import ClassVar, NamedTuple
 
 import pytest
 import torch
 
-from innerloop import ops
+from innerloop import Rule, ops, register
 from innerloop import rule as registry
 from innerloop.testing import assert_close, draw_call, forms, gradients, outcome
 
@@ -82,3 +84,35 @@ def test_tokens_outside_of_all_packed_sequences_read_zero(name):
         assert (o[:, 2:10].abs().amax(-1) > 0).all()
         assert not o[:, :2].any()
         assert not o[:, 10:].any()
+
+
+class Keys(NamedTuple):
+    one: torch.Tensor
+    two: torch.Tensor
+
+
+class LastKey(Rule):
+    """Keeps the newest key, twice: states that are inputs, and each other."""
+
+    name = "last_key_of_a_test"
+    departs = "it fits nothing"
+    states: ClassVar = {"one": ("G", "K"), "two": ("G", "K")}
+    state_type = Keys
+
+    def step(self, q, k, v, *, state):
+        return v * (state.one * q).sum(-1, keepdim=True), self.state_type(k, k)
+
+
+def test_outputs_share_no_memory_with_inputs_or_each_other():
+    register(LastKey())
+    call = draw_call("last_key_of_a_test", H=4)
+    out, state = call.run(form="recurrent")
+    places = [x.untyped_storage().data_ptr() for x in (call.q, call.k, call.v, out, *state)]
+    assert len(set(places)) == len(places)
+    assert torch.equal(state.one, call.k[:, -1])
+    for form in ("recurrent", "chunk"):
+        attention = draw_call("softmax_attention", H=4)
+        attention = attention.map(lambda _, x: x.transpose(1, 2).contiguous().transpose(1, 2))
+        _, kept = attention.run(form=form)
+        assert kept.keys.is_contiguous()  # as a compiler was told
+        assert kept.keys.data_ptr() != attention.k.data_ptr()

@@ -119,9 +119,7 @@ class Operator:
                 outputs = self.portable(inputs, options)
         else:
             outputs = self.portable(inputs, options)
-        # An operator must not hand an input back as its output, as an empty sequence's state would be.
-        given = {x.data_ptr() for x in inputs if x is not None}
-        return tuple([_fresh(output, given) for output in outputs])
+        return tuple(_apart(outputs, inputs))
 
     def _forward_autograd(self, keyset: _C.DispatchKeySet, *args: Any) -> tuple[Tensor, ...]:
         if torch.is_grad_enabled() and _C._any_requires_grad(*args):
@@ -176,8 +174,7 @@ class Operator:
     def _gradients(self, *args: Any) -> list[Tensor]:
         with torch.enable_grad():
             grads = self._differentiate([None if x is None else x.detach() for x in args[: self._inputs]], args, False)
-        given = {x.data_ptr() for x in args if isinstance(x, Tensor)}
-        return [_fresh(grad, given) for grad in grads]
+        return _apart(grads, args)
 
     def _backward_autograd(self, keyset: _C.DispatchKeySet, *args: Any) -> list[Tensor]:
         if torch.is_grad_enabled() and _C._any_requires_grad(*args):
@@ -250,5 +247,17 @@ def _like(example: Outputs, values: list[Any]) -> Outputs:
     return tuple(values) if isinstance(example, tuple) else values
 
 
-def _fresh(output: Tensor, given: set[int]) -> Tensor:
-    return output.clone() if output.data_ptr() in given else output.contiguous()
+def _apart(outputs: Sequence[Tensor], inputs: Sequence[Any]) -> list[Tensor]:
+    """Copy what shares memory with an input or an earlier output, as an empty sequence's state does."""
+    taken = {_memory(x) for x in inputs if isinstance(x, Tensor)}
+    apart = []
+    for output in outputs:
+        if _memory(output) in taken:
+            output = output.clone(memory_format=torch.contiguous_format)
+        apart.append(output.contiguous())
+        taken.add(_memory(apart[-1]))
+    return apart
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
