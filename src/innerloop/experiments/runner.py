@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -185,7 +185,7 @@ def _run(experiment: Experiment, settings: Settings, key: str) -> Record:
         quick=settings.quick,
         data=_data(settings),
         command=f"innerloop reproduce {experiment.name}{' --quick' if settings.quick else ''}",
-        finished=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
         torch=importlib.metadata.version("torch"),
         commit=_commit(PACKAGE),
         machine=_machine(),

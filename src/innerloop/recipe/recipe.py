@@ -162,7 +162,7 @@ class Recipe:
             >>> score = torch.einsum("btgk,bsgk->bgts", q, k) + torch.full((6, 6), float("-inf")).triu(1)
             >>> torch.allclose(o, torch.einsum("bgts,bsgv->btgv", score.softmax(-1), v))
             True
-        """  # ruff: ignore[docstring-extraneous-exception]
+        """
         given = self._given(q, k, v, gates, axes="B T G")
         state = self._begin(q[:, :0].transpose(1, 2), v[:, :0].transpose(1, 2)) if state is None else state
         outputs = []
@@ -200,7 +200,7 @@ class Recipe:
             >>> o, state = longhorn.step(k, k, v)
             >>> torch.allclose(o, v)  # an infinite strength stores the pair exactly
             True
-        """  # ruff: ignore[docstring-extraneous-exception]
+        """
         given = self._given(q, k, v, gates, axes="B G")
         state = self._begin(q.unsqueeze(2), v.unsqueeze(2)) if state is None else state
         return self._advance(q, k, v, given, state)
@@ -232,7 +232,7 @@ class Recipe:
             >>> q, k, v = torch.randn(3, 1, 6, 2, 4, dtype=torch.float64)
             >>> torch.allclose(recipe.run(q, k, v)[0], recipe.fit_all(q, k, v))
             True
-        """  # ruff: ignore[docstring-extraneous-exception]
+        """
         if not isinstance(self.solver, RidgeFitter) or not isinstance(self.memory, LinearMemory):
             raise ValueError(
                 f"fit_all needs a recipe that seeks the optimum over its past; got {self!r}. "
