@@ -9,7 +9,7 @@ OUT ?= report
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help report reproduce screenshots picture test test-slow check bench mutants clean
+.PHONY: help report reproduce screenshots picture test test-slow check bench mutants mutants-generic clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -43,6 +43,9 @@ bench: $(SETUP)  ## every rule's time on this machine
 
 mutants: $(SETUP)  ## faults put in by hand, each of which the tests must catch
 	$(BIN)/python -m scripts.mutants
+
+mutants-generic: $(SETUP)  ## every small change of the code (an hour or two); docs/mutants.md answers what survives
+	$(BIN)/python -m scripts.mutants --generic
 
 $(SETUP): pyproject.toml constraints.txt src/innerloop/_version.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

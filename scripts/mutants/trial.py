@@ -14,7 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _pytest.nodes import Node
+    from pytest import CallInfo, TestReport
 
 ROOT = Path(__file__).parents[2]
 PRELOADED = ("hypothesis", "numpy", "pytest", "torch", "torch._dynamo.testing", "torch.export", "torch.library")
@@ -153,8 +157,8 @@ class _Recorder:
     def __init__(self) -> None:
         self.failure: tuple[str, str, str] | None = None
 
-    def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
-        if self.failure is None:
+    def pytest_exception_interact(self, node: Node, call: CallInfo[object], report: TestReport) -> None:
+        if self.failure is None and call.excinfo is not None:
             error = call.excinfo.value
             # What compares raises these; anything else is a crash, which any test would have noticed.
             compared = isinstance(error, AssertionError) or type(error).__name__ in (

@@ -116,3 +116,15 @@ def test_outputs_share_no_memory_with_inputs_or_each_other():
         _, kept = attention.run(form=form)
         assert kept.keys.is_contiguous()  # as a compiler was told
         assert kept.keys.data_ptr() != attention.k.data_ptr()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_call_returns_is_its_own(name):
+    for length in (0, 3):
+        for form in forms(registry.get(name)):
+            call = draw_call(name, T=length, state=True)
+            out, state = call.run(**form)
+            given = [*call.tensors().values(), *call.rule.state_tensors(call.state)]
+            taken = {x.untyped_storage().data_ptr() for x in given if x.numel()}
+            for x in (out, *call.rule.state_tensors(state)):
+                assert not x.numel() or x.untyped_storage().data_ptr() not in taken

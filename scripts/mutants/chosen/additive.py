@@ -26,7 +26,13 @@ MUTANTS = (
     Mutant("a token reads the pairs after it", ADDITIVE, "scores.tril() @ v", "scores.triu() @ v", PLAIN),
     Mutant("what is read of the past has not faded", ADDITIVE, "+ carry * past", "+ past", FADING),
     Mutant("what is read of the chunk has not faded", ADDITIVE, "(fade * scores) @ v", "scores.tril() @ v", FADING),
-    Mutant("a chunk leaves its pairs unfaded", ADDITIVE, "keys = k if fade is None else", "keys = k if fade is k else k if fade is None or fade.ndim else", FADING),
+    Mutant(
+        "a chunk leaves its pairs unfaded",
+        ADDITIVE,
+        "keys = k if fade is None else",
+        "keys = k if fade is k else k if fade is None or fade.ndim else",
+        FADING,
+    ),
     Mutant(
         "a chunk leaves its pairs as faded as its first token sees them",
         ADDITIVE,
@@ -34,8 +40,16 @@ MUTANTS = (
         "fade[..., 0, :, None] * k",
         FADING,
     ),
-    Mutant("the write is transposed into the read", ADDITIVE, "scores, past = q @ k.mT", "scores, past = k @ q.mT", PLAIN),
-    Mutant("a token does not keep its own pair", DECAY, "device=total.device).triu(1)", "device=total.device).triu(0)", FADING),
+    Mutant(
+        "the write is transposed into the read", ADDITIVE, "scores, past = q @ k.mT", "scores, past = k @ q.mT", PLAIN
+    ),
+    Mutant(
+        "a token does not keep its own pair",
+        DECAY,
+        "device=total.device).triu(1)",
+        "device=total.device).triu(0)",
+        FADING,
+    ),
     Mutant(
         "a pair fades by the decay of its own token too",
         DECAY,
