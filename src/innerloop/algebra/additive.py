@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from innerloop.algebra.chunks import stacked
 from innerloop.algebra.decay import chunk_fades
 
 
@@ -36,4 +36,4 @@ def memories(k: Tensor, v: Tensor, fade: Tensor | None, carry: Tensor | None, st
     for write, end in zip(writes.unbind(2), ends, strict=True):
         starts.append(state)
         state = write + (state if end is None else end * state)
-    return torch.stack(starts, 2), state
+    return stacked(starts), state

@@ -37,3 +37,8 @@ def in_chunks(
 
 def _chunked(token: Tensor, size: int) -> Tensor:
     return token.transpose(1, 2).unflatten(2, (-1, size))  # [B, G, M, C, ...]
+
+
+def stacked(chunks: Sequence[Tensor]) -> Tensor:
+    """Return ``[B, G, M, ...]`` of M chunks; one alone is not copied."""
+    return chunks[0].unsqueeze(2) if len(chunks) == 1 else torch.stack(list(chunks), 2)

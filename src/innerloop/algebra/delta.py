@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from innerloop.algebra.chunks import stacked
 from innerloop.algebra.decay import chunk_fades
+from innerloop.algebra.solve import solve_unit_lower
 
 
 def delta_chunks(
@@ -17,8 +19,8 @@ def delta_chunks(
         (I + \beta P \circ \mathrm{stril}(K K^\top)) U = \beta (V - p \odot K S_0), \qquad
         O = p \odot (Q S_0) + (P \circ Q K^\top) U, \qquad S_1 = p_C S_0 + (K \odot P_C)^\top U
 
-    The solve is by substitution: powers of the coupling reach 4.7e17 with 64 equal keys. Its two right-hand sides, the
-    values and what multiplies ``S_0``, are solved for all chunks at once; only products run from chunk to chunk.
+    The solve is by substitution: powers of the coupling reach 4.7e17 with 64 equal keys. It takes the residual of the
+    carried memory for its right-hand side, so that no transition of the memory is ever formed.
     Yang et al. (2024), arXiv:2406.06484; with the decay Yang et al. (2025), arXiv:2412.06464; both transposed.
 
     Returns:
@@ -33,18 +35,18 @@ def delta_chunks(
     else:
         scores, coupling = fade * scores, fade * coupling
         keys, decayed = fade[..., -1, :, None] * k, carry * k
-    right = torch.cat((beta * v, beta * decayed), -1)
-    solved = torch.linalg.solve_triangular(beta * coupling, right, upper=False, unitriangular=True)
-    values, erase = solved.split((v.shape[-1], k.shape[-1]), -1)
+    coupling, wanted = beta * coupling, beta * v
+    decayed = beta * decayed
     updates, starts = [], []
     ends = [None] * q.shape[2] if carry is None else carry[..., -1:, :].unbind(2)
-    for value, row, key, end in zip(values.unbind(2), erase.unbind(2), keys.unbind(2), ends, strict=True):
+    chunks = zip(*(x.unbind(2) for x in (coupling, wanted, decayed, keys)), ends, strict=True)
+    for pairs, value, read, key, end in chunks:
         starts.append(state)
-        update = value - row @ state  # [B, G, C, V]
+        update = solve_unit_lower(pairs, value - read @ state)  # [B, G, C, V]
         updates.append(update)
         state = key.mT @ update + (state if end is None else end * state)
-    past = q @ torch.stack(starts, 2)
-    return scores @ torch.stack(updates, 2) + (past if carry is None else carry * past), (state,)
+    past = q @ stacked(starts)
+    return scores @ stacked(updates) + (past if carry is None else carry * past), (state,)
 
 
 def proximal_delta_chunks(

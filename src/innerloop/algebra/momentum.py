@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from innerloop.algebra.chunks import stacked
 from innerloop.algebra.decay import running_products
+from innerloop.algebra.solve import solve_unit_lower
 
 
 def momentum_chunks(
@@ -32,23 +34,21 @@ def momentum_chunks(
     weight = product @ momentum * theta[..., None, :]
     momentum = momentum[..., -1, :] * theta
     before_p, before_r, before = _one_earlier(p, 1.0), _one_earlier(r, 0.0), _rows_earlier(weight)
-    right = torch.cat((v, before_p[..., None] * k, before_r[..., None] * k), -1)
-    solved = torch.linalg.solve_triangular(before * (k @ k.mT), right, upper=False, unitriangular=True)
-    values, error = solved.split((v.shape[-1], 2 * k.shape[-1]), -1)
+    coupling = before * (k @ k.mT)
+    reads = torch.cat((before_p[..., None] * k, before_r[..., None] * k), -1)  # [B, G, M, C, 2K]
     writes = torch.cat((weight[..., -1, :, None] * k, momentum[..., None] * k), -1).mT  # [B, G, M, 2K, C]
     memory, velocity = states
     starts, errors = [], []
     ends = (x[..., -1, None, None].unbind(2) for x in (p, r, m))
-    for value, read, write, keep_s, take_u, keep_u in zip(
-        values.unbind(2), error.unbind(2), writes.unbind(2), *ends, strict=True
-    ):
+    chunks = zip(*(x.unbind(2) for x in (coupling, v, reads, writes)), *ends, strict=True)
+    for pairs, value, read, write, keep_s, take_u, keep_u in chunks:
         both = torch.cat((memory, velocity), -2)  # [B, G, 2K, V]
         starts.append(both)
-        errors.append(read @ both - value)
+        errors.append(solve_unit_lower(pairs, read @ both - value))
         step_s, step_u = (write @ errors[-1]).chunk(2, -2)
         memory, velocity = keep_s * memory + take_u * velocity - step_s, keep_u * velocity - step_u
     reads = torch.cat((p[..., None] * q, r[..., None] * q), -1)
-    out = reads @ torch.stack(starts, 2) - (weight * (q @ k.mT)) @ torch.stack(errors, 2)
+    out = reads @ stacked(starts) - (weight * (q @ k.mT)) @ stacked(errors)
     return out, (memory, velocity)
 
 
