@@ -62,3 +62,10 @@ def test_blocks_of_queries_see_their_own_past(monkeypatch):
     for size in (1, 5, 36, 37):
         monkeypatch.setattr(attention, "QUERIES", size)
         assert_close(call.run(form="chunk")[0], want, DOUBLE, what=f"blocks of {size}")
+
+
+@pytest.mark.parametrize("width", [3, 5])
+def test_keys_as_wide_as_the_tokens_or_the_memory_are_many_change_nothing(width):
+    call = draw_call("softmax_attention", T=3, K=width)
+    _, call.state = draw_call("softmax_attention", T=2, K=width, seed=1).run()
+    assert_close(call.run(form="chunk")[0], call.run(form="recurrent")[0], DOUBLE)
