@@ -103,3 +103,20 @@ def test_a_zero_right_hand_side_has_a_finite_gradient(system):
     rhs = torch.zeros_like(rhs, requires_grad=True)
     slope = torch.autograd.grad(solve(matrix, rhs, 5).sum(), rhs)[0]
     assert slope.isfinite().all()
+
+
+def test_each_row_is_solved_to_its_own_scale(system):
+    matrix, rhs = system
+    scale = 2.0 ** torch.arange(-100, 150, 50, dtype=torch.float64)[:, None]
+    for iterations in (3, 2 * K):
+        assert torch.equal(solve(matrix, scale * rhs, iterations), scale * solve(matrix, rhs, iterations))
+
+
+def test_a_system_that_needs_many_steps_is_solved_to_rounding():
+    generator = torch.Generator().manual_seed(1)
+    basis = torch.linalg.qr(torch.randn(40, 40, dtype=torch.float64, generator=generator))[0]
+    matrix = ((basis * torch.logspace(0, 4, 40, dtype=torch.float64)) @ basis.mT)[None]
+    want = torch.randn(1, 40, dtype=torch.float64, generator=generator)
+    rhs = (matrix @ want.unsqueeze(-1)).squeeze(-1)
+    assert relative(solve(matrix, rhs, 30), want) > 1e-6
+    assert relative(solve(matrix, rhs, 400), want) < 1e-11
