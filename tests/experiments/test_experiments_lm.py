@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure as Canvas
+from torch import nn
 
 from innerloop import experiments
 from innerloop.data import Tokenizer, Windows, pydoc_topics, windows
@@ -58,6 +59,43 @@ def test_the_decay_gate_starts_by_keeping():
     block = GatedDeltaNetBlock(16, heads=4)
     assert block.gates.bias[:4].tolist() == [2.0] * 4
     assert not torch.equal(block.gates.bias[4:], torch.full((4,), 2.0))
+
+
+def gated_delta_net_by_the_document(block, x):
+    """The document's forward pass, time first, from its own equations; without dropout."""
+    x = x.transpose(0, 1)
+    h = block.norm1(x)
+    q, k, v = block.qkv(h).reshape(*x.shape[:2], block.heads, 3, -1).unbind(3)
+    q, k = q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True)
+    alpha, beta = torch.sigmoid(block.gates(h)).chunk(2, -1)
+    memory, read = x.new_zeros(x.shape[1], block.heads, q.shape[-1], v.shape[-1]), []
+    for t in range(len(x)):
+        memory = alpha[t][..., None, None] * memory
+        error = v[t] - torch.einsum("bhkv,bhk->bhv", memory, k[t])
+        memory = memory + torch.einsum("bhk,bhv->bhkv", beta[t][..., None] * k[t], error)
+        read.append(torch.einsum("bhkv,bhk->bhv", memory, q[t]))
+    o = block.norm(torch.stack(read)) * F.silu(block.output_gate(h)).reshape_as(v)
+    x = x + block.output(o.reshape_as(x))
+    return (x + block.mlp(block.norm2(x))).transpose(0, 1)
+
+
+@pytest.mark.parametrize("form", ["operator", "loop"])
+def test_gated_delta_net_is_the_document_s(form):
+    block = GatedDeltaNetBlock(16, heads=2, form=form).double()
+    x = torch.randn(3, 9, 16, dtype=torch.float64, requires_grad=True)
+    same(block(x), gated_delta_net_by_the_document(block, x), {"x": x, **dict(block.named_parameters())})
+
+
+def test_a_seed_draws_the_document_s_weights():
+    torch.manual_seed(5)
+    drawn = [
+        *(nn.Linear(16, 48, bias=False), nn.Linear(16, 4), nn.Linear(16, 16), nn.Linear(16, 16, bias=False)),
+        *(nn.Linear(16, 32), nn.Linear(32, 16)),
+    ]
+    torch.manual_seed(5)
+    block = GatedDeltaNetBlock(16, heads=2)
+    ours = (block.qkv, block.gates, block.output_gate, block.output, block.mlp[0], block.mlp[2])
+    assert all(torch.equal(mine.weight, theirs.weight) for mine, theirs in zip(ours, drawn, strict=True))
 
 
 # Not one token: RMSNorm then cancels the gates, whose gradients are rounding alone.

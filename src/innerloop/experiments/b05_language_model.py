@@ -172,6 +172,8 @@ def _sample(result: Result) -> Table:
 
 
 def _draw_loss(result: Result, loss: Axes, seconds: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     batches = range(1, len(result["batch_loss"]) + 1)
     ends = [len(batches) // len(result["loss"]) * epoch for epoch in range(1, len(result["loss"]) + 1)]
     loss.plot(batches, result["batch_loss"], color="C0", label="training, with dropout")
@@ -183,7 +185,9 @@ def _draw_loss(result: Result, loss: Axes, seconds: Axes) -> None:
     for (name, label), color in zip((("operator", "operator"), ("loop", "token loop")), ("C0", "C4"), strict=True):
         spent = result[name]["seconds"]
         seconds.plot(range(1, len(spent) + 1), spent, "o-", color=color, label=label)
-    seconds.set(xlabel="batch", ylabel="seconds", title="The same update, both ways", yscale="log")
+    seconds.set(xlabel="batch", ylabel="seconds", title="The same update, both ways")
+    seconds.set_ylim(bottom=0)
+    seconds.xaxis.set_major_locator(MaxNLocator(integer=True))
     seconds.legend()
 
 
