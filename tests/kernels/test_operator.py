@@ -128,3 +128,15 @@ def test_what_a_call_returns_is_its_own(name):
             taken = {x.untyped_storage().data_ptr() for x in given if x.numel()}
             for x in (out, *call.rule.state_tensors(state)):
                 assert not x.numel() or x.untyped_storage().data_ptr() not in taken
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_sequences_may_all_be_empty(name):
+    call = draw_call(name, B=1, T=4)
+    call.state = draw_call(name, B=2, state=True).state
+    for form in forms(call.rule):
+        o, state = call.run(cu_seqlens=torch.tensor([1, 1, 1]), **form)
+        assert not o.any()
+        for got, want in zip(call.rule.state_tensors(state), call.rule.state_tensors(call.state), strict=True):
+            kept = got[:, : want.shape[1]] if call.rule.grows and want.ndim > 1 else got
+            assert torch.equal(kept, want)

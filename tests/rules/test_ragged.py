@@ -69,3 +69,12 @@ def test_keys_as_wide_as_the_tokens_or_the_memory_are_many_change_nothing(width)
     call = draw_call("softmax_attention", T=3, K=width)
     _, call.state = draw_call("softmax_attention", T=2, K=width, seed=1).run()
     assert_close(call.run(form="chunk")[0], call.run(form="recurrent")[0], DOUBLE)
+
+
+def test_packed_sequences_as_long_as_there_are_heads_are_padded():
+    call = draw_call("softmax_attention", B=1, T=3, H=2, G=2)
+    o, state = call.run(cu_seqlens=torch.tensor([0, 2, 3]))
+    assert state.lengths.tolist() == [2, 1]
+    want, after = call.tokens(2, 3).run()
+    assert_close(o[:, 2:], want, DOUBLE)
+    assert_close(state.keys[1:, :1], after.keys, DOUBLE)

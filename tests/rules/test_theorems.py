@@ -88,6 +88,18 @@ def test_longhorn_is_the_delta_rule_at_its_own_rate():
     assert_close(call.run()[0], ops.delta_rule(call.q, call.k, call.v, beta=rate)[0], DOUBLE)
 
 
+def test_longhorn_at_infinite_beta_has_no_slope_at_a_zero_key():
+    call = draw_call("longhorn", T=5)
+    call.k[:, 2] = 0
+    call.gates["beta"][:] = torch.inf
+    call = call.tracked()
+    for form in ("recurrent", "chunk"):
+        slopes = torch.autograd.grad(call.run(form=form)[0].square().sum(), (call.k, call.gates["beta"]))
+        assert not slopes[0][:, 2].any()
+        assert not slopes[1][:, 2].any()
+        assert slopes[0][:, 1].any()
+
+
 def test_longhorn_steps_less_for_a_longer_key():
     call = draw_call("longhorn", T=40)
     call.k *= torch.linspace(0.1, 3, 40, dtype=DOUBLE)[:, None, None]
