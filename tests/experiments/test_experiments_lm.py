@@ -113,6 +113,8 @@ def test_gated_delta_net_through_the_operator_equals_the_token_loop(length):
 
 def test_a_token_at_a_time_equals_the_whole_window():
     model = LanguageModel(50, width=16).double().eval()
+    for block in model.blocks:
+        block.norm.eps = 0.1  # large enough that the norm does not hide the scale of a read
     tokens = torch.randint(50, (3, 9))
     state, logits = model.empty_state(3), []
     for token in tokens.unbind(1):
@@ -176,6 +178,13 @@ def test_validation_leaves_dropout_out_and_counts_every_token():
     wanted = F.cross_entropy(model.eval().head(model(held[:, :-1])).flatten(0, 1), held[:, 1:].flatten())
     model.train()
     assert training.mean_loss(model, held) == pytest.approx(wanted.item(), rel=1e-9)
+
+
+def test_an_update_drops_out_also_after_a_validation():
+    learner, batch = training.Learner(LanguageModel(50, width=16, dropout=0.5)), torch.randint(50, (7, 9))
+    again = training.Learner(copy.deepcopy(learner.model))
+    training.mean_loss(learner.model, batch)
+    assert learner.update(batch).loss != again.update(batch).loss
 
 
 def test_an_epoch_shows_every_window_once():
