@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from innerloop import ops
-from innerloop.testing import TOLERANCES, assert_close, draw_call, error
+from innerloop.testing import TOLERANCES, assert_close, draw_call, error, gradients, outcome
 
 DOUBLE = torch.float64
 
@@ -126,6 +126,24 @@ def test_recursive_least_squares_resets_at_minus_infinity():
     g[:, 20] = -torch.inf
     o, _ = ops.recursive_least_squares(q, k, v, g=g)
     assert_close(o[:, 20:], ops.recursive_least_squares(q[:, 20:], k[:, 20:], v[:, 20:])[0], DOUBLE)
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_recursive_least_squares_without_a_decay_has_one_of_zero(form):
+    call = draw_call("recursive_least_squares", B=1, T=19, state=True)
+    call.gates["g"][:] = 0
+    bounds = torch.tensor([0, 4, 19])
+    for options in ({}, {"cu_seqlens": bounds}):
+        call.state = draw_call("recursive_least_squares", B=1 + bool(options), state=True).state
+        want = call.tracked()
+        truth = want.run(form=form, **options)
+        got = want.tracked()
+        got.gates = {}
+        result = got.run(form=form, **options)
+        assert_close(outcome(got.rule, result), outcome(got.rule, truth), DOUBLE)
+        slopes = gradients(want, truth)
+        del slopes["g"]
+        assert_close(gradients(got, result), slopes, DOUBLE, "gradients")
 
 
 def test_normalized_linear_attention_of_ones_is_one():
