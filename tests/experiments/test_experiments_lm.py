@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure as Canvas
 from torch import nn
 
-from innerloop import experiments
+from innerloop import experiments, ops
 from innerloop.data import Tokenizer, Windows, pydoc_topics, windows
 from innerloop.experiments import b05_language_model as b05
 from innerloop.experiments import c01_recall, c04_one_recall
@@ -418,6 +418,17 @@ def test_the_language_model_compares_both_ways_on_the_same_batches(short_runs):
     assert result["operator"]["loss"] == pytest.approx(result["loop"]["loss"], abs=1e-4)
     assert result["operator"]["loss"][0] != result["operator"]["loss"][1]
     assert result["state_bytes"] == 2 * 2 * 64 * 64 * 4
+
+
+def test_a_wrong_operator_is_noticed_beside_the_token_loop(monkeypatch, tmp_path):
+    def one_token_late(q, k, v, *, g, beta, scale):
+        return right(q, k, v, g=g, beta=beta, scale=scale)[0].roll(1, 1), None
+
+    right = ops.gated_delta_rule
+    shortened(monkeypatch, tmp_path)
+    monkeypatch.setattr(ops, "gated_delta_rule", one_token_late)
+    with pytest.raises(AssertionError, match="through the token loop"):
+        b05.check(b05.run(Settings(quick=True)))
 
 
 def test_the_language_model_repeats_to_the_digit(short_runs, monkeypatch, tmp_path):
