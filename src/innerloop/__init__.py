@@ -7,6 +7,7 @@ from innerloop._version import __version__
 
 if TYPE_CHECKING:
     from innerloop import ops, recipe, testing
+    from innerloop.kernels.operator import Options
     from innerloop.ops import explain
     from innerloop.rule import Constant, Gate, Rule, register
 
@@ -17,11 +18,12 @@ _HOME = {
     "explain": "ops",
     "Constant": "rule",
     "Gate": "rule",
+    "Options": "kernels.operator",
     "Rule": "rule",
     "register": "rule",
 }
 
-__all__ = ["Constant", "Gate", "Rule", "__version__", "explain", "ops", "recipe", "register", "testing"]
+__all__ = ["Constant", "Gate", "Options", "Rule", "__version__", "explain", "ops", "recipe", "register", "testing"]
 
 
 def __getattr__(name: str) -> object:

@@ -38,8 +38,11 @@ def check_options(
     scale: float | None = None,
     chunk_size: int | None = None,
     backend: str | None = None,
+    l2norm: bool = False,
 ) -> int:
     """Check what is no tensor, and return the chunk size."""
+    if l2norm is not False and l2norm is not True:
+        raise TypeError(f"use_qk_l2norm_in_kernel must be True or False; got {l2norm!r}")
     if scale is not None:
         _check_number("scale", scale, -math.inf)
     for constant, value in zip(rule.constants, constants, strict=False):
@@ -84,15 +87,24 @@ def check_inputs(
         if cu_seqlens is not None:
             _check_packing(cu_seqlens, sizes)
             rows = cu_seqlens.shape[0] - 1
-        _check_state(rule, state, sizes, rows, q)
+        _check_state(rule, state, sizes, rows, q, "the initial state")
         _remember(key)
-    if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+    if not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+    ):
+        inside = None
+        if cu_seqlens is not None and _readable(cu_seqlens):
+            inside = _check_bounds(cu_seqlens, q.shape[1])
         for gate in rule.gates:
             value = gates[gate.name]
+            if value is not None and inside is not None and "T" in gate.axes:
+                value = value[:, inside]  # what lies outside of all sequences may be anything
             if value is not None and _readable(value):
                 _check_values(gate, value)
-        if cu_seqlens is not None and _readable(cu_seqlens):
-            _check_bounds(cu_seqlens, q.shape[1])
+        if rule.grows and state is not None:
+            _check_lengths(rule, state)
 
 
 def check_token(rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State) -> None:
@@ -101,7 +113,7 @@ def check_token(rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state
     if key is None or key not in _SEEN:
         axes = {name: _without_time(axes) for name, axes in rule.axes.items()}
         sizes = _check_tokens(rule, q, k, v, gates, axes)
-        _check_state(rule, state, sizes, sizes["B"], q)
+        _check_state(rule, state, sizes, sizes["B"], q, "the state")
         _remember(key)
 
 
@@ -154,10 +166,13 @@ def _check_tokens(
             raise ValueError(f"{axis} must be at least 1; got {sizes[axis]}")
     for gate in rule.gates:
         value = gates[gate.name]
+        if value is None and not gate.optional:
+            raise ValueError(f"{rule.name} needs the gate {gate.name!r}; got None")
         if value is not None:
             check_tensor(gate.name, value)
             if value.dtype != q.dtype and value.dtype != torch.float32:
-                raise TypeError(f"{gate.name} must have q's dtype {_word(q)} or float32; got {_word(value)}")
+                wide = "" if q.dtype == torch.float32 else " or float32"
+                raise TypeError(f"{gate.name} must have q's dtype {_word(q)}{wide}; got {_word(value)}")
             _check_device(gate.name, value, q)
             check_shape(gate.name, value, gate.axes if "T" in axes["q"] else _without_time(gate.axes), sizes)
     return sizes
@@ -173,7 +188,7 @@ def _check_multiple(name: str, heads: int, other: str, fewer: int) -> None:
         raise ValueError(f"{name} must have a multiple of {other}'s heads; got {heads} and {fewer}")
 
 
-def _check_state(rule: Rule, state: State, sizes: dict[str, int], rows: int, q: Tensor) -> None:
+def _check_state(rule: Rule, state: State, sizes: dict[str, int], rows: int, q: Tensor, words: str) -> None:
     if state is None:
         return
     names = list(rule.states)
@@ -182,7 +197,7 @@ def _check_state(rule: Rule, state: State, sizes: dict[str, int], rows: int, q: 
                         f"got {type(state).__name__}")  # fmt: skip
     sizes = {**sizes, "N": rows}
     for (name, axes), tensor in zip(rule.states.items(), rule.state_tensors(state), strict=True):
-        label = "the initial state" if rule.state_type is None else f"the initial state's {name}"
+        label = words if rule.state_type is None else f"{words}'s {name}"
         if axes:
             check_tensor(label, tensor)
         elif not isinstance(tensor, Tensor) or tensor.is_floating_point():
@@ -201,11 +216,20 @@ def _check_packing(cu_seqlens: Tensor, sizes: dict[str, int]) -> None:
         raise ValueError(f"cu_seqlens packs sequences in one row: B must be 1; got B={sizes['B']}")
 
 
-def _check_bounds(cu_seqlens: Tensor, length: int) -> None:
+def _check_lengths(rule: Rule, state: State) -> None:
+    tensors = dict(zip(rule.states, rule.state_tensors(state), strict=True))
+    room = next(x.shape[1] for x, axes in zip(tensors.values(), rule.states.values(), strict=True) if "S" in axes)
+    for name, counts in tensors.items():
+        if not rule.states[name] and _readable(counts) and not 0 <= counts.min().item() <= counts.max().item() <= room:
+            raise ValueError(f"the state's {name} must lie in [0, S={room}]; got {counts.tolist()[:8]}")
+
+
+def _check_bounds(cu_seqlens: Tensor, length: int) -> slice:
     bounds = cu_seqlens.tolist()
     if bounds[0] < 0 or bounds[-1] > length or any(b < a for a, b in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must rise from at least 0 to at most T={length}; got {bounds[:8]}"
                          f"{'...' if len(bounds) > 8 else ''}")  # fmt: skip
+    return slice(bounds[0], bounds[-1])
 
 
 def _check_values(gate: Gate, value: Tensor) -> None:

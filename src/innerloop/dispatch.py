@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, choose_form
 from innerloop.kernels.operator import Options
-from innerloop.kernels.portable import full_precision, prepared, widened
+from innerloop.kernels.portable import autocasts, full_precision, prepared, widened
 from innerloop.rule import Gates, Rule, State
 from innerloop.shapes import align_heads
 
@@ -52,7 +51,7 @@ def call(
     """Check a call, run it, and return ``(o, state)``; ``state`` is None unless asked for."""
     check_inputs(rule, q, k, v, gates, initial_state, cu_seqlens)
     chosen = choose_form(rule, q.shape[1], form)
-    size = check_options(rule, constants, scale, chunk_size, backend)
+    size = check_options(rule, constants, scale, chunk_size, backend, use_qk_l2norm_in_kernel)
     gates = rule.complete(gates, v)
     if scale is None:
         scale = rule.default_scale(q.shape[-1])
@@ -76,12 +75,11 @@ def step(
 ) -> tuple[Tensor, State]:
     """Check one token, write and read it; values are not looked at."""
     check_token(rule, q, k, v, gates, state)
+    check_options(rule, constants, scale, l2norm=use_qk_l2norm_in_kernel)
     if scale is None:
         scale = rule.default_scale(q.shape[-1])
-    if constants or type(scale) is not float:
-        check_options(rule, constants, scale)
     gates = rule.complete(gates, v)
-    if torch.is_autocast_enabled(q.device.type):
+    if autocasts(q):
         with full_precision(q):
             return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
     return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from innerloop import dispatch
-from innerloop.checks import Backend, Form, check_inputs, check_token
+from innerloop.checks import Backend, Form, check_inputs, check_options, check_token
 from innerloop.dispatch import Plan
 from innerloop.rule import Rule, State, get, take_gates
 from innerloop.rules.delta_rule import delta_rule
@@ -207,6 +207,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Plan:
     q, k, v = given["q"], given["k"], given["v"]
     if function is step:
         check_token(rule, q, k, v, gates, given["state"])
+        check_options(rule, constants, given["scale"])
         return Plan(rule.name, "step", "torch", None, ("one token is one step",))
     check_inputs(rule, q, k, v, gates, given["initial_state"], given["cu_seqlens"])
     return dispatch.plan(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from innerloop.kernels.loop import token_loop
@@ -161,9 +163,11 @@ class Rule:
 
             def step(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
                 *gates, states = rest
-                state = self.packed_state(states)
-                out, state = self.step(q, k, v, state=state, **dict(zip(names, gates, strict=True)), **numbers)
-                return out, self.state_tensors(state)
+                named = dict(zip(names, gates, strict=True))
+                found = self.step(q, k, v, state=self.packed_state(states), **named, **numbers)
+                if not isinstance(found, tuple) or len(found) != 2:
+                    raise TypeError(f"{self.name}.step must return (o, state); got {type(found).__name__}")
+                return found[0], self.state_tensors(found[1])
 
             return token_loop(step, tokens, states)
 
@@ -202,12 +206,15 @@ def register(rule: Rule) -> Rule:
     _check_definition(rule)
     rule.loop = rule._make_loop()
     _RULES[rule.name] = rule
+    if rule.state_type is not None:
+        # A saved state loads with torch.load's defaults, which unpickle nothing unknown.
+        torch.serialization.add_safe_globals([rule.state_type])
     return rule
 
 
 def _check_definition(rule: Rule) -> None:
     kind = type(rule).__name__
-    if not rule.name.isidentifier():
+    if not isinstance(rule.name, str) or not rule.name.isidentifier() or iskeyword(rule.name):
         raise ValueError(f"{kind}.name must be a Python identifier; got {rule.name!r}")
     if rule.name in _RULES:
         raise ValueError(f"{kind}.name must be new; {rule.name!r} is taken. Give the rule another name.")
@@ -219,10 +226,36 @@ def _check_definition(rule: Rule) -> None:
     if (rule.state_type is None) != (len(rule.states) == 1):
         raise ValueError(f"{kind} must set state_type to a NamedTuple for several states, and only then; "
                          f"it has {len(rule.states)} states and {rule.state_type}")  # fmt: skip
+    for field, kind_of in (("gates", Gate), ("constants", Constant)):
+        values = getattr(rule, field)
+        if not isinstance(values, tuple) or not all(isinstance(x, kind_of) for x in values):
+            raise TypeError(f"{kind}.{field} must be a tuple of {kind_of.__name__}; got {values!r}")
     names = [*(x.name for x in (*rule.gates, *rule.constants)), *rule.states]
     for name in names:
         if name in _TAKEN or names.count(name) > 1 or not name.isidentifier() or iskeyword(name):
             raise ValueError(f"{kind} must give each gate, constant and state a name of its own; {name!r} is taken")
+    _check_axes(rule, kind)
+    takes = inspect.signature(rule.step).parameters
+    wanted = [*(x.name for x in (*rule.gates, *rule.constants)), "state"]
+    missing = [name for name in wanted if name not in takes]
+    if missing and not any(x.kind is x.VAR_KEYWORD for x in takes.values()):
+        raise ValueError(f"{kind}.step must take {', '.join(wanted)} by keyword; it does not take {', '.join(missing)}")
+
+
+def _check_axes(rule: Rule, kind: str) -> None:
+    for gate in rule.gates:
+        if unknown := set(gate.axes) - {"B", "T", "G", "K", "V"}:
+            raise ValueError(
+                f"{kind}: gate {gate.name} must have axes of B, T, G, K, V; got {', '.join(sorted(unknown))}"
+            )
+        if not gate.low < gate.high:
+            raise ValueError(f"{kind}: gate {gate.name} must have low < high; got {gate.low} and {gate.high}")
+    for name, axes in rule.states.items():
+        if unknown := set(axes) - {"S", "H", "G", "K", "V"}:
+            raise ValueError(f"{kind}: state {name} must have axes of G, K, V, H, S; got {', '.join(sorted(unknown))}")
+    fields = getattr(rule.state_type, "_fields", None)
+    if rule.state_type is not None and fields != tuple(rule.states):
+        raise ValueError(f"{kind}.state_type must be a NamedTuple of {', '.join(rule.states)}; its fields are {fields}")
 
 
 def get(rule: str | Rule) -> Rule:
@@ -235,8 +268,11 @@ def get(rule: str | Rule) -> Rule:
         The rule.
 
     Raises:
+        TypeError: If it is neither.
         ValueError: If no rule has the name, or a rule was never registered.
     """
+    if not isinstance(rule, str | Rule):
+        raise TypeError(f"rule must be a name or a registered Rule; got {type(rule).__name__}")
     if isinstance(rule, Rule):
         if _RULES.get(rule.name) is not rule:
             raise ValueError(f"rule {rule.name!r} must be registered before it is used; call innerloop.register(rule)")
@@ -271,6 +307,7 @@ def take_gates(rule: Rule, given: Mapping[str, Any]) -> tuple[Gates, tuple[float
             raise ValueError(f"{rule.name} takes {', '.join(known) or 'no gates'}; got an unknown {name!r}")
     for gate in rule.gates:
         if not gate.optional and given.get(gate.name) is None:
-            raise ValueError(f"{rule.name} needs the gate {gate.name!r}; got {', '.join(given) or 'none'}")
+            got = ", ".join(name for name, value in given.items() if value is not None)
+            raise ValueError(f"{rule.name} needs the gate {gate.name!r}; got {got or 'none'}")
     gates = {gate.name: given.get(gate.name) for gate in rule.gates}
     return gates, tuple(given.get(constant.name, constant.default) for constant in rule.constants)

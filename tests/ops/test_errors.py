@@ -116,7 +116,7 @@ def test_a_gate_in_a_foreign_precision_is_a_type_error(name):
     call = draw_call(name, dtype=torch.float32)
     for gate, value in call.gates.items():
         call.gates[gate] = value.half()
-        wrong(call, TypeError, f"{gate} must have q's dtype float32 or float32; got float16")
+        wrong(call, TypeError, f"{gate} must have q's dtype float32; got float16")
         break
 
 
@@ -221,3 +221,92 @@ def test_explain_says_which_path_and_why():
     token = [x[:, 0] for x in (call.q, call.k, call.v)]
     gates = {name: x[:, 0] for name, x in call.gates.items()}
     assert explain(ops.step, "gated_delta_rule", *token, state=None, **gates).form == "step"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gate_that_is_none_is_missing(name):
+    call = draw_call(name)
+    required = [gate.name for gate in call.rule.gates if not gate.optional]
+    for gate in required:
+        for form in ("recurrent", "chunk"):
+            with pytest.raises(ValueError, match=f"{name} needs the gate '{gate}'; got None"):
+                getattr(ops, name)(call.q, call.k, call.v, **{**call.gates, gate: None}, form=form)
+        with pytest.raises(ValueError, match=f"{name} needs the gate '{gate}'"):
+            ops.run(name, call.q, call.k, call.v, **{**call.gates, gate: None})
+
+
+def test_gates_outside_of_packing_may_be_anything():
+    call = draw_call("gated_delta_rule", B=1, T=9)
+    want, _ = call.run(cu_seqlens=torch.tensor([1, 4, 8]))
+    for gate in call.gates.values():
+        gate[:, 0] = gate[:, 8] = torch.nan
+    call.gates["g"][:, 8] = 3.0
+    got, _ = call.run(cu_seqlens=torch.tensor([1, 4, 8]))
+    assert torch.equal(got, want)
+    call.gates["g"][:, 4] = torch.nan
+    wrong(call, ValueError, "g must not hold NaN", cu_seqlens=torch.tensor([1, 4, 8]))
+
+
+def test_lengths_beyond_their_room_are_named():
+    call = draw_call("softmax_attention", state=True)
+    call.state = call.state._replace(lengths=call.state.lengths + 3)
+    wrong(call, ValueError, r"the state's lengths must lie in \[0, S=7\]; got \[10, 10\]")
+
+
+def test_odd_options_are_named():
+    call = draw_call("delta_rule")
+    wrong(call, TypeError, "use_qk_l2norm_in_kernel must be True or False; got 'no'", use_qk_l2norm_in_kernel="no")
+    token = [x[:, 0] for x in (call.q, call.k, call.v)]
+    with pytest.raises(ValueError, match="scale must be finite; got nan"):
+        ops.step("delta_rule", *token, state=None, beta=call.gates["beta"][:, 0], scale=float("nan"))
+    with pytest.raises(TypeError, match="rule must be a name or a registered Rule; got list"):
+        ops.run([], call.q, call.k, call.v)
+    with pytest.raises(ValueError, match=r"the state must have shape \[N, G, K, V\].*N=2"):
+        ops.step("delta_rule", *token, state=torch.zeros(1, 4, 5, 3), beta=call.gates["beta"][:, 0])
+
+
+def test_a_rule_that_contradicts_itself_is_refused():
+    class Base(Rule):
+        name = "contradiction_of_a_test"
+        departs = "made up"
+        gates = (Gate("beta", low=0.0, high=1.0),)
+
+        def step(self, q, k, v, *, beta, state):
+            return v, state
+
+    def variant(**changes):
+        return type("Changed", (Base,), changes)()
+
+    def without_beta(self, q, k, v, *, state):
+        return v, state
+
+    for changes, error, match in (
+        ({"states": {"S": ("G", "X")}}, ValueError, "state S must have axes of G, K, V, H, S; got X"),
+        (
+            {"gates": (Gate("beta", low=0.0, high=1.0, axes=("B", "Z")),)},
+            ValueError,
+            "gate beta must have axes .* got Z",
+        ),
+        ({"gates": (Gate("beta", low=1.0, high=0.0),)}, ValueError, "must have low < high; got 1.0 and 0.0"),
+        ({"gates": ("beta",)}, TypeError, "gates must be a tuple of Gate"),
+        ({"name": "class"}, ValueError, "must be a Python identifier"),
+        ({"name": None}, ValueError, "must be a Python identifier"),
+        ({"step": without_beta}, ValueError, "step must take beta, state by keyword; it does not take beta"),
+        (
+            {"states": {"S": ("G", "K"), "z": ("G", "K")}, "state_type": ops.MomentState},
+            ValueError,
+            r"state_type must be a NamedTuple of S, z; its fields are \('H_kk', 'H_kv'\)",
+        ),
+    ):
+        with pytest.raises(error, match=match):
+            register(variant(**changes))
+
+    class Alone(Base):
+        name = "alone_of_a_test"
+
+        def step(self, q, k, v, *, beta, state):
+            return v
+
+    register(Alone())
+    with pytest.raises(TypeError, match=r"alone_of_a_test.step must return \(o, state\); got Tensor"):
+        draw_call("alone_of_a_test").run()

@@ -130,3 +130,25 @@ def test_other_dtypes_are_refused():
             recipe.run(*bad)
     with pytest.raises(TypeError, match=r"solver.rate must be a tensor"):
         recipe.run(q, k, v, gates={"solver.rate": 0.5})
+
+
+def test_a_loss_that_joins_rows_is_refused():
+    q = torch.randn(2, 3, 1, 4)
+    recipe = Recipe(Uniform(), LinearMap(), GradientStep(rate=0.1, loss=torch.nn.functional.mse_loss))
+    with pytest.raises(ValueError, match=r"loss must return one number a row.*got \[\]. .*reduction='none'"):
+        recipe.run(q, q, q)
+
+
+def test_features_that_drop_an_axis_are_refused():
+    q = torch.randn(2, 3, 1, 4)
+    with pytest.raises(ValueError, match=r"FeatureMap.phi must keep all axes but the last"):
+        Recipe(Uniform(), FeatureMap(lambda x: x[0, 0]), GradientStep(rate=0.1)).run(q, q, q)
+
+
+def test_a_gate_of_nonsense_is_refused():
+    q = torch.randn(2, 3, 1, 4)
+    recipe = Recipe(ScalarDecay(), LinearMap(), GradientStep(rate=0.1))
+    with pytest.raises(ValueError, match=r"gate weights.g must be at most 0; got 0.5"):
+        recipe.run(q, q, q, gates={"weights.g": torch.full((2, 3, 1), 0.5)})
+    with pytest.raises(ValueError, match=r"gate weights.g must not hold NaN"):
+        recipe.run(q, q, q, gates={"weights.g": torch.full((2, 3, 1), torch.nan)})

@@ -61,6 +61,6 @@ def proximal_rate(beta: Tensor, square: Tensor) -> Tensor:
     large = beta > 1
     small_rate = beta.masked_fill(large, 0) / (1 + beta.masked_fill(large, 0) * square)
     below = 1 / beta.masked_fill(~large, 1) + square
-    empty = below == 0
+    empty = below < torch.finfo(below.dtype).tiny  # |k|^2 is no number there: the key counts as zero
     large_rate = (1 / below.masked_fill(empty, 1)).masked_fill(empty, 0)
     return torch.where(large, large_rate, small_rate)

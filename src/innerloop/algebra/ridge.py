@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from innerloop.algebra.additive import additive_chunks, memories
 from innerloop.algebra.decay import chunk_fades
@@ -24,8 +25,9 @@ def ridge_chunks(
     covariance, cross = states
     covariance = (covariance + covariance.mT) / 2
     fade, carry = chunk_fades(g, q.dtype)
-    # Under torch.func no custom Function may run below the Autograd key; there all H_t are kept.
-    whiten = solve_all if torch._C._are_functorch_transforms_active() else _Whitened.apply
+    # Under torch.func and in forward mode no custom Function may run here; there all H_t are kept.
+    open_ = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    whiten = solve_all if open_ else _Whitened.apply
     x = whiten(q, k, g, covariance, ridge)
     out, (cross,) = additive_chunks(x, k, v, g, (cross,))
     return out, (memories(k, k, fade, carry, covariance)[1], cross)

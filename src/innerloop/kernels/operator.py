@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import _C, Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from innerloop.kernels.portable import Dense, Portable, full_precision
 from innerloop.shapes import compute_dtype
@@ -122,6 +124,9 @@ class Operator:
         return tuple(_apart(outputs, inputs))
 
     def _forward_autograd(self, keyset: _C.DispatchKeySet, *args: Any) -> tuple[Tensor, ...]:
+        if _in_forward_mode():
+            with sdpa_kernel(SDPBackend.MATH):
+                return self.portable(args[: self._inputs], Options(*args[self._inputs :]))
         if torch.is_grad_enabled() and _C._any_requires_grad(*args):
             if _C._are_functorch_transforms_active():
                 with enable_single_level_autograd_function():
@@ -177,9 +182,12 @@ class Operator:
         return _apart(grads, args)
 
     def _backward_autograd(self, keyset: _C.DispatchKeySet, *args: Any) -> list[Tensor]:
-        if torch.is_grad_enabled() and _C._any_requires_grad(*args):
-            # A derivative of the backward: in the open, through the differentiable form itself.
-            return self._differentiate([None if x is None else x.view_as(x) for x in args[: self._inputs]], args, True)
+        if (torch.is_grad_enabled() and _C._any_requires_grad(*args)) or _in_forward_mode():
+            # A derivative of the backward: in the open, through the differentiable form itself. Attention's fast
+            # kernels have no second derivative.
+            inputs = [None if x is None else x.view_as(x) for x in args[: self._inputs]]
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+                return self._differentiate(inputs, args, True)
         return self._backward.redispatch(keyset & _BELOW_AUTOGRAD, *args)
 
     def _differentiate(self, inputs: list[Tensor | None], args: Sequence[Any], create_graph: bool) -> list[Tensor]:
@@ -239,8 +247,14 @@ def _is_plain(args: Sequence[Any]) -> bool:
         not torch.compiler.is_compiling()
         and not _C._len_torch_dispatch_stack()
         and not _C._are_functorch_transforms_active()
+        and not _in_forward_mode()
         and all([type(x) in _PLAIN for x in args])
     )
+
+
+def _in_forward_mode() -> bool:
+    """Whether tangents are being pushed forward: they pass through plain torch only, so the call runs in the open."""
+    return forward_ad._current_level >= 0
 
 
 def _like(example: Outputs, values: list[Any]) -> Outputs:

@@ -42,7 +42,7 @@ class Portable:
 
     def __call__(self, inputs: Inputs, options: Options) -> tuple[Tensor, ...]:
         """Return ``o`` in v's dtype and the states after the last token."""
-        if torch.is_autocast_enabled(inputs[0].device.type):
+        if autocasts(inputs[0]):
             with full_precision(inputs[0]):
                 return self._run(inputs, options)
         return self._run(inputs, options)
@@ -133,5 +133,9 @@ def unit(x: Tensor) -> Tensor:
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
     """Return a context in which autocast lets products alone."""
-    kind = tensor.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    return torch.autocast(tensor.device.type, enabled=False) if autocasts(tensor) else nullcontext()
+
+
+def autocasts(tensor: Tensor) -> bool:
+    """Return whether autocast narrows products on the tensor's device."""
+    return not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)

@@ -15,7 +15,7 @@ def optimum_reads(
     weights: Weights, memory: LinearMemory, ridge: Tensor | float, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
     """Return what the optimum after each token reads, ``[B, T, G, V]``; gates ride in ``weights`` and ``ridge``."""
-    asked, stored = (memory.features(x.transpose(1, 2)) for x in (q, k))                # [B, G, T, F]
+    asked, stored = (memory.features(x.transpose(1, 2)) for x in (q, k))  # [B, G, T, F]
     targets = v.transpose(1, 2)
     if isinstance(ridge, Tensor) and ridge.dim() == 1:  # a number a head, the same for every token
         ridge = ridge.to(q.dtype).expand(q.shape[:3])
@@ -55,6 +55,6 @@ def _least_squares(x: Tensor, v: Tensor, gamma: Tensor, ridge: Tensor | float) -
     else:
         penalty = x.new_full((*x.shape[:2], width), math.sqrt(ridge))
     root = gamma.sqrt().unsqueeze(-1)
-    design = torch.cat([root * x, torch.diag_embed(penalty)], dim=2)                    # [B, G, N + F, F]
+    design = torch.cat([root * x, torch.diag_embed(penalty)], dim=2)  # [B, G, N + F, F]
     target = torch.cat([root * v, v.new_zeros(*v.shape[:2], width, v.shape[-1])], dim=2)
     return torch.linalg.pinv(design) @ target

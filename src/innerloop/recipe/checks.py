@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -107,6 +108,23 @@ def check_gates(gates: Mapping[str, Tensor], families: Mapping[str, Choice], q: 
         if not isinstance(gate, Tensor):
             raise TypeError(f"gate {path} must be a tensor; got {gate!r}. Set the field for a constant.")
         _check_gate_shape(path, gate, known[path], q)
+        _check_gate_values(path, gate)
+
+
+def _check_gate_values(path: str, gate: Tensor) -> None:
+    """Look at values, where there are any to look at: outside of traces and transforms.
+
+    Raises:
+        ValueError: If one is NaN, or a log decay is positive.
+    """
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or gate.is_meta
+    if traced or not gate.numel() or type(gate) not in (Tensor, torch.nn.Parameter):
+        return
+    high = gate.detach().max().item()
+    if math.isnan(high):
+        raise ValueError(f"gate {path} must not hold NaN; it does. Look at what makes the gate.")
+    if path == "weights.g" and high > 0:
+        raise ValueError(f"gate {path} must be at most 0; got {high:g}. It is a log decay: pass decay.log().")
 
 
 def _check_gate_shape(path: str, gate: Tensor, allowed: tuple[str, ...], q: Tensor) -> None:

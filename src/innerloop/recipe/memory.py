@@ -119,8 +119,18 @@ class FeatureMap(LinearMemory):
         return "linear in features"
 
     def features(self, x: Tensor) -> Tensor:
-        """Return phi of the input."""
-        return self.phi(x)
+        """Return phi of the input.
+
+        Raises:
+            ValueError: If phi changes more than the last axis.
+        """
+        features = self.phi(x)
+        if features.ndim != x.ndim or features.shape[:-1] != x.shape[:-1]:
+            raise ValueError(
+                f"FeatureMap.phi must keep all axes but the last of {list(x.shape)}; got {list(features.shape)}. "
+                "Map the last axis alone."
+            )
+        return features
 
 
 @dataclass(frozen=True, repr=False)

@@ -46,6 +46,21 @@ def alignment(prediction: Tensor, target: Tensor) -> Tensor:
     return -(prediction * target).sum(-1)
 
 
+def by_row(loss: Loss, prediction: Tensor, target: Tensor) -> Tensor:
+    """Return the loss, one number a row.
+
+    Raises:
+        ValueError: If it is something else: a mean over rows would let rows of a batch change each other's rate.
+    """
+    value = loss(prediction, target)
+    if value.shape != target.shape[:-1]:
+        raise ValueError(
+            f"loss must return one number a row, {list(target.shape[:-1])} for predictions of {list(target.shape)}; "
+            f"got {list(value.shape)}. Sum over the last axis alone; torch's losses take reduction='none'."
+        )
+    return value
+
+
 def gradient(objective: Callable[[Parameters], Tensor], parameters: Parameters) -> Parameters:
     """Return the gradient of a sum of independent rows: each row of the result is that row's own.
 

@@ -243,9 +243,7 @@ class Recipe:
         assert ridge is not None
         return optimum_reads(self.weights.at(_fields(given, "weights")), self.memory, ridge, q, k, v)
 
-    def _advance(
-        self, q: Tensor, k: Tensor, v: Tensor, given: Gates, state: RecipeState
-    ) -> tuple[Tensor, RecipeState]:
+    def _advance(self, q: Tensor, k: Tensor, v: Tensor, given: Gates, state: RecipeState) -> tuple[Tensor, RecipeState]:
         """Return what one token reads and the state it leaves: fade, write, read."""
         weights, solver = self.weights.at(_fields(given, "weights")), self.solver.at(_fields(given, "solver"))
         parameters, velocity, past = state

@@ -15,7 +15,7 @@ from torch import Tensor
 from innerloop.algebra.conjugate_gradients import conjugate_gradients
 from innerloop.recipe.choice import Choice, Value, along, check_count, check_number
 from innerloop.recipe.memory import Memory
-from innerloop.recipe.objective import Loss, alignment, gradient, squared_error
+from innerloop.recipe.objective import Loss, alignment, by_row, gradient, squared_error
 from innerloop.recipe.weights import Parameters
 
 
@@ -112,7 +112,7 @@ class GradientStep(Stepper):
     ) -> tuple[Parameters, Parameters]:
         """Return where ``steps`` steps lead."""
         for _ in range(self.steps):
-            slope = gradient(lambda inner: self.loss(memory(inner, k), v).sum(), parameters)
+            slope = gradient(lambda inner: by_row(self.loss, memory(inner, k), v).sum(), parameters)
             velocity = tuple(
                 along(self.momentum, u) * u - along(self.rate, g) * g for u, g in zip(velocity, slope, strict=True)
             )
@@ -165,9 +165,9 @@ class ImplicitStep(Stepper):
     ) -> tuple[Parameters, Parameters]:
         """Return the balance, solved for in the space of predictions, which is small."""
         for _ in range(self.steps):
-            slope = _jacobian(memory, parameters, k, v)                                 # [B, G, N V, P]
-            error = (memory(parameters, k) - v).flatten(2).unsqueeze(-1)                # [B, G, N V, 1]
-            change = slope.mT @ self._damped_inverse(slope @ slope.mT) @ error          # [B, G, P, 1]
+            slope = _jacobian(memory, parameters, k, v)  # [B, G, N V, P]
+            error = (memory(parameters, k) - v).flatten(2).unsqueeze(-1)  # [B, G, N V, 1]
+            change = slope.mT @ self._damped_inverse(slope @ slope.mT) @ error  # [B, G, P, 1]
             pieces = change.squeeze(-1).split([p[0, 0].numel() for p in parameters], dim=-1)
             parameters = tuple(p - piece.reshape(p.shape) for p, piece in zip(parameters, pieces, strict=True))
         return parameters, velocity
@@ -230,7 +230,7 @@ class RidgeFitter(Fitter):
 
     def ridge_on(self, state: Tensor) -> float | Tensor:
         """Return the ridge aligned with parameters of ``[B, G, F, V]``."""
-        if isinstance(self.ridge, Tensor) and self.ridge.dim() == 3:                    # [B, G, F]
+        if isinstance(self.ridge, Tensor) and self.ridge.dim() == 3:  # [B, G, F]
             return self.ridge.unsqueeze(-1)
         return along(self.ridge, state)
 
@@ -344,7 +344,7 @@ class ConjugateGradients(RidgeFitter):
         """Return where the steps lead, all channels of the value side by side."""
         (zeros,) = memory.zeros(k, v)
         diagonal = self.hessian(memory, k, gamma).diagonal(dim1=-2, dim2=-1).unsqueeze(2)
-        rhs = -self.slope(memory, zeros, k, v, gamma).mT                                # [B, G, V, F]
+        rhs = -self.slope(memory, zeros, k, v, gamma).mT  # [B, G, V, F]
 
         def product(x: Tensor) -> Tensor:
             # With targets of 0 the slope is the second derivative times x.

@@ -267,7 +267,7 @@ def check_rule(rule: str | Rule) -> None:
         rule: The rule or its name.
 
     Raises:
-        AssertionError: Naming the property that failed, with the error and its bar.
+        AssertionError: Naming the property that failed, with the error and its bar, or what was raised on the way.
         ValueError: If the rule is not registered.
 
     Example:
@@ -278,5 +278,6 @@ def check_rule(rule: str | Rule) -> None:
     for check in CONTRACT:
         try:
             check(rule)
-        except AssertionError as failure:
-            raise AssertionError(f"{rule.name}: {check.__name__.replace('_', ' ')}: {failure}") from failure
+        except Exception as failure:
+            what = str(failure).strip().partition("\n")[0] or type(failure).__name__
+            raise AssertionError(f"{rule.name}: {check.__name__.replace('_', ' ')}: {what}") from failure
