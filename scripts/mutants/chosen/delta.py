@@ -9,12 +9,12 @@ PROXIMAL = contract("longhorn", "step_equals_the_executed_recipe chunk_equals_re
 LENGTH = ("tests/rules/test_theorems.py::test_longhorn_steps_less_for_a_longer_key",)
 
 MUTANTS = (
-    Mutant("the erase forgets beta", DELTA, "beta * decayed)", "decayed)", PLAIN),
+    Mutant("the erase forgets beta", DELTA, "decayed = beta * decayed", "decayed = 1.0 * decayed", PLAIN),
     Mutant(
         "the pairs of a chunk correct each other without beta",
         DELTA,
-        "solve_triangular(beta * coupling",
-        "solve_triangular(coupling",
+        "coupling, wanted = beta * coupling,",
+        "coupling, wanted = coupling,",
         PLAIN,
     ),
     Mutant("the error is that of the undecayed memory", DELTA, "carry * k\n", "k\n", FADING),
@@ -32,13 +32,13 @@ MUTANTS = (
         "scores.tril(), fade * coupling",
         FADING,
     ),
-    Mutant("the erase adds", DELTA, "update = value - row @ state", "update = value + row @ state", PLAIN),
+    Mutant("the erase adds", DELTA, "value - read @ state", "value + read @ state", PLAIN),
     Mutant("the memory does not fade from chunk to chunk", DELTA, "else end * state", "else state", FADING),
     Mutant(
         "a chunk reads the memory at its own end",
         DELTA,
         "        starts.append(state)\n",
-        "        starts.append(key.mT @ (value - row @ state) + (state if end is None else end * state))\n",
+        "        starts.append(key.mT @ (value - read @ state) + (state if end is None else end * state))\n",
         PLAIN,
     ),
     Mutant("a chunk leaves its corrections unfaded", DELTA, "fade[..., -1, :, None] * k, carry", "k, carry", FADING),
@@ -54,15 +54,15 @@ MUTANTS = (
     Mutant(
         "the gradient of beta misses the values",
         DELTA,
-        "(beta * v, beta * decayed)",
-        "(beta.detach() * v, beta * decayed)",
+        "beta * coupling, beta * v",
+        "beta * coupling, beta.detach() * v",
         PLAIN,
     ),
     Mutant(
         "the gradient of beta misses the coupling",
         DELTA,
-        "solve_triangular(beta * coupling",
-        "solve_triangular(beta.detach() * coupling",
+        "coupling, wanted = beta * coupling,",
+        "coupling, wanted = beta.detach() * coupling,",
         PLAIN,
     ),
     Mutant("the gradient of a key misses the coupling", DELTA, "k @ k.mT, k, k", "k.detach() @ k.mT, k, k", PLAIN),

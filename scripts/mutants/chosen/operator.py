@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "autocast stays on in the forward",
         PORTABLE,
-        "return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()",
+        "return torch.autocast(tensor.device.type, enabled=False) if autocasts(tensor) else nullcontext()",
         "return nullcontext()",
         AUTOCAST,
     ),
