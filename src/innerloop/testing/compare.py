@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from innerloop.rule import Rule, State
+from innerloop.shapes import compute_dtype
 from innerloop.testing.draw import Call
 
 TOLERANCES: dict[str, dict[torch.dtype, float]] = {
@@ -81,6 +82,9 @@ def compare_all_forms(call: Call, what: str) -> None:
     for form in forms(call.rule):
         got = call.tracked()
         result = got.run(**form)
+        wide = {x.dtype for name, x in outcome(call.rule, result).items() if name != "o"}
+        assert result[0].dtype == dtype, f"{what} {form}: o is {result[0].dtype} instead of {dtype}"
+        assert wide <= {compute_dtype(dtype)}, f"{what} {form}: a state is {wide} instead of {compute_dtype(dtype)}"
         assert_close(outcome(call.rule, result), values, dtype, "values", f"{what} {form}")
         assert_close(gradients(got, result), slopes, dtype, "gradients", f"{what} {form} gradient of")
 
