@@ -335,8 +335,8 @@ FULL = [313.7, 198.2, 137.5, 109.7, 95.6, 88.7, 85.6, 85.7, 87.3, 90.8]
 DOCTORED = [
     ("B5", ("parameters",), 562_314),
     ("B5", ("tokens",), 65_690),
-    ("B5", ("perplexity", 0), 360.0),
-    ("B5", ("perplexity", 0), 250.0),
+    ("B5", ("perplexity", 0), 322.5),
+    ("B5", ("perplexity", 0), 297.5),
     ("B5", ("perplexity",), FULL[:9]),
     ("B5", ("perplexity",), [max(perplexity, 88.5) for perplexity in FULL]),
     ("B5", ("perplexity",), [*FULL[:9], 93.5]),
