@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from innerloop import ops, rules
+from innerloop import dispatch, ops, rules
 from innerloop.kernels.operator import Operator, Options
 from innerloop.rule import Gate, Rule, register
 from innerloop.testing import Call, draw_call
@@ -97,9 +97,30 @@ class _Empty(Rule):
     def chunk(
         self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, state: Tensor | None, options: Options
     ) -> tuple[Tensor, Tensor]:
-        """Call an operator that returns what it was given."""
+        """Call an operator that only makes room for its outputs."""
         out, after = self.operator(q, k, v, (g, beta), (state,), options)
         return out, after
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, initial_state: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Call as the written-out functions of ``innerloop.ops`` do."""
+        return dispatch.call(
+            self,
+            q,
+            k,
+            v,
+            {"g": g, "beta": beta},
+            (),
+            scale=1.0,
+            initial_state=initial_state,
+            output_final_state=False,
+            cu_seqlens=None,
+            use_qk_l2norm_in_kernel=False,
+            form="chunk",
+            chunk_size=None,
+            backend=None,
+        )
 
 
 def cost_of_a_call() -> dict[str, float]:
@@ -119,7 +140,8 @@ def cost_of_a_call() -> dict[str, float]:
     rest = (None, 1.0, False, 64, [])
     works = {
         "step": lambda: ops.step(rule, q, k, v, g=g, beta=beta, state=call.state, scale=1.0),
-        "call": lambda: ops.run(
+        "call": lambda: rule(tracked.q, tracked.k, tracked.v, **call.gates, initial_state=call.state),
+        "run": lambda: ops.run(
             rule, tracked.q, tracked.k, tracked.v, **call.gates, initial_state=call.state, form="chunk", scale=1.0
         ),
         "operator": lambda: rule.operator(*inputs[:3], inputs[3:5], inputs[5:], Options(*rest)),

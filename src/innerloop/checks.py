@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import chain, pairwise
 from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import _C, Tensor
 
 from innerloop.rule import Gate, Gates, Rule, State
 from innerloop.shapes import check_shape, check_tensor
@@ -45,8 +45,9 @@ def check_options(
         raise TypeError(f"use_qk_l2norm_in_kernel must be True or False; got {l2norm!r}")
     if scale is not None:
         _check_number("scale", scale, -math.inf)
-    for constant, value in zip(rule.constants, constants, strict=False):
-        _check_number(constant.name, value, constant.above)
+    if constants:
+        for constant, value in zip(rule.constants, constants, strict=False):
+            _check_number(constant.name, value, constant.above)
     if backend is not None:
         if backend not in BACKENDS:
             raise ValueError(f"backend must be None or one of {', '.join(map(repr, BACKENDS))}; got {backend!r}")
@@ -72,74 +73,94 @@ def _check_number(name: str, value: float, above: float) -> None:
         raise ValueError(f"{name} must be {wanted}; got {value}")
 
 
-_SEEN: set[tuple[Any, ...]] = set()
-"""Structures of calls that passed: a decode loop asks the same question at every token."""
+_Look = tuple[Gate, float, float, int]
+"""A gate whose values are worth a look, what they must lie between, and its number of axes if it holds so few numbers
+that one by one is quicker than a reduction, else 0."""
+
+_SEEN: dict[tuple[Any, ...], list[_Look]] = {}
+"""Structures of calls that passed, and what is to be looked at: a loop asks the same at every token."""
+
+_LAST: dict[Rule, tuple[tuple[Any, ...], list[_Look]]] = {}
+"""The newest of them, found without a hash."""
+
+_REAL = frozenset((Tensor, torch.nn.Parameter))
 
 
 def check_inputs(
     rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State, cu_seqlens: Tensor | None
 ) -> None:
     """Check the tensors of a call: types, shapes, and (in eager mode) values."""
-    key = _structure(rule, (q, k, v, *gates.values()), state, cu_seqlens)
-    if key is None or key not in _SEEN:
+    packing = (cu_seqlens.dtype, cu_seqlens.shape) if isinstance(cu_seqlens, Tensor) else cu_seqlens
+    key, looks = _structure(rule, (q, k, v, *gates.values()), state, packing)
+    if looks is None:
         sizes = _check_tokens(rule, q, k, v, gates, rule.axes)
         rows = sizes["B"]
         if cu_seqlens is not None:
             _check_packing(cu_seqlens, sizes)
             rows = cu_seqlens.shape[0] - 1
         _check_state(rule, state, sizes, rows, q, "the initial state")
-        _remember(key)
     if not (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
+        (key is None and torch.compiler.is_compiling())
+        or _C._are_functorch_transforms_active()
+        or _C._len_torch_dispatch_stack()
     ):
+        if looks is None:
+            looks = [_look(gate, gates[gate.name]) for gate in rule.gates if _has_values(gates[gate.name])]
+            _remember(rule, key, looks)
         inside = None
         if cu_seqlens is not None and _readable(cu_seqlens):
             inside = _check_bounds(cu_seqlens, q.shape[1])
-        for gate in rule.gates:
+        for gate, low, high, few in looks:
             value = gates[gate.name]
-            if value is not None and inside is not None and "T" in gate.axes:
+            if inside is not None and "T" in gate.axes:
                 value = value[:, inside]  # what lies outside of all sequences may be anything
-            if value is not None and _readable(value):
-                _check_values(gate, value)
+            if type(value) in _REAL and not (few and _all_between(low, high, value, few)):
+                _check_values(gate, low, high, value)
         if rule.grows and state is not None:
             _check_lengths(rule, state)
 
 
 def check_token(rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State) -> None:
     """Check the tensors of one token: types and shapes."""
-    key = _structure(rule, (q, k, v, *gates.values()), state, "token")
-    if key is None or key not in _SEEN:
+    key, looks = _structure(rule, (q, k, v, *gates.values()), state, "token")
+    if looks is None:
         axes = {name: _without_time(axes) for name, axes in rule.axes.items()}
         sizes = _check_tokens(rule, q, k, v, gates, axes)
         _check_state(rule, state, sizes, sizes["B"], q, "the state")
-        _remember(key)
+        _remember(rule, key, [])
 
 
-def _structure(rule: Rule, tensors: tuple[Any, ...], state: State, more: Tensor | str | None) -> tuple[Any, ...] | None:
-    """Return what the checks look at, to compare with calls that passed; None while tracing, or if it has no hash."""
+def _structure(
+    rule: Rule, tensors: tuple[Any, ...], state: State, more: object
+) -> tuple[tuple[Any, ...] | None, list[_Look] | None]:
+    """Return what the checks look at (None while tracing, or if it has no hash), and what was found if it passed."""
     if torch.compiler.is_compiling():
-        return None
+        return None, None
     try:
-        states = () if state is None else (state,) if rule.state_type is None else tuple(state)
+        states = () if state is None else (state,) if rule.state_type is None else state
         key = (
             rule,
-            (more.dtype, more.shape) if isinstance(more, Tensor) else more,
-            *[x if x is None else (x.shape, x.dtype, x.device) for x in tensors],
-            *[(x.shape, x.dtype, x.device) for x in states],
+            more,
+            type(states),
+            *[x if x is None else (x.shape, x.dtype, x.is_cpu or x.device) for x in (*tensors, *states)],
         )
-        hash(key)
+        last = _LAST.get(rule)
+        if last is not None and last[0] == key:
+            return last
+        looks = _SEEN.get(key)
+        if looks is not None:
+            _LAST[rule] = key, looks
+        return key, looks
     except (AttributeError, TypeError):  # not a tensor, or a symbolic shape
-        return None
-    return key
+        return None, None
 
 
-def _remember(key: tuple[Any, ...] | None) -> None:
+def _remember(rule: Rule, key: tuple[Any, ...] | None, looks: list[_Look]) -> None:
     if key is not None:
         if len(_SEEN) > 4096:
             _SEEN.clear()
-        _SEEN.add(key)
+        _SEEN[key] = looks
+        _LAST[rule] = key, looks
 
 
 def _without_time(axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -232,20 +253,41 @@ def _check_bounds(cu_seqlens: Tensor, length: int) -> slice:
     return slice(bounds[0], bounds[-1])
 
 
-def _check_values(gate: Gate, value: Tensor) -> None:
-    high = value.max().item()
-    low = value.min().item() if gate.enforced and gate.low > -math.inf else gate.low
-    if math.isnan(high):
+def _look(gate: Gate, value: Tensor) -> _Look:
+    low, high = (gate.low, gate.high) if gate.enforced else (-math.inf, math.inf)
+    return gate, low, high, value.ndim if value.numel() <= 64 else 0
+
+
+def _all_between(low: float, high: float, value: Tensor, axes: int) -> bool:
+    numbers = value.tolist()
+    for _ in range(axes - 1):
+        numbers = numbers[0] if len(numbers) == 1 else list(chain.from_iterable(numbers))
+    for number in numbers:
+        if not low <= number <= high:
+            return False
+    return True
+
+
+def _check_values(gate: Gate, low: float, high: float, value: Tensor) -> None:
+    if value.numel() == 0:  # nothing is left inside of the packed sequences
+        return
+    largest = value.max().item()
+    smallest = value.min().item() if low > -math.inf else low
+    if math.isnan(largest):
         raise ValueError(f"{gate.name} must not hold NaN; it does. Look at what makes the gate.")
-    if gate.enforced and (high > gate.high or low < gate.low):
-        got = f"a maximum of {high:g}" if high > gate.high else f"a minimum of {low:g}"
+    if largest > high or smallest < low:
+        got = f"a maximum of {largest:g}" if largest > high else f"a minimum of {smallest:g}"
         cure = " It is the natural log of the decay: pass decay.log(), or clamp(max=0)." if gate.name == "g" else ""
         raise ValueError(f"{gate.name} must lie in [{gate.low:g}, {gate.high:g}]; got {got}.{cure}")
 
 
 def _readable(tensor: Tensor) -> bool:
-    """Whether there are values to look at: a real tensor, and not an empty one."""
-    return type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta and tensor.numel() > 0
+    return type(tensor) in _REAL and _has_values(tensor)
+
+
+def _has_values(tensor: Tensor | None) -> bool:
+    """Whether there is something to look at: the tensor is not left out, not empty, and has more than a shape."""
+    return tensor is not None and not tensor.is_meta and tensor.numel() > 0
 
 
 def _word(tensor: Tensor) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import _C, Tensor
 
 from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, choose_form
 from innerloop.kernels.operator import Options
-from innerloop.kernels.portable import autocasts, full_precision, prepared, widened
+from innerloop.kernels.portable import full_precision
 from innerloop.rule import Gates, Rule, State
-from innerloop.shapes import align_heads
 
 
 class Plan(NamedTuple):
@@ -79,7 +78,7 @@ def step(
     if scale is None:
         scale = rule.default_scale(q.shape[-1])
     gates = rule.complete(gates, v)
-    if autocasts(q):
+    if _C._is_any_autocast_enabled():
         with full_precision(q):
             return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
     return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
@@ -96,18 +95,13 @@ def _step(
     scale: float,
     l2norm: bool,
 ) -> tuple[Tensor, State]:
-    dtype, heads = v.dtype, v.shape[-2]
-    inputs = (q, k, v, *gates.values())
-    state = rule.packed_state(rule.loop.portable.filled((*inputs, *rule.state_tensors(state)), v.shape[0]))
-    q, k, v, *values = widened(inputs, dtype)
-    q, k = prepared(q, k, l2norm, scale)
-    if not rule.grouped:
-        q, k = align_heads(q, heads), align_heads(k, heads)
+    inputs = (q, k, v, *gates.values(), *rule.state_tensors(state))
+    (q, k, value, *values), states = rule.loop.portable.aligned(inputs, l2norm, scale, v.shape[0])
     named: dict[str, Any] = dict(zip(gates, values, strict=True))
     if constants:
         named.update(zip((constant.name for constant in rule.constants), constants, strict=True))
-    out, state = rule.step(q, k, v, state=state, **named)
-    return out if out.dtype == dtype else out.to(dtype), state
+    out, state = rule.step(q, k, value, state=rule.packed_state(states), **named)
+    return out if out.dtype == v.dtype else out.to(v.dtype), state
 
 
 def plan(

@@ -202,8 +202,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Plan:
     given = bound.arguments
     rule = get(given["rule"] if function in (run, step) else name)
     named = given.get("gates", {}) if function in (run, step) else given
-    wanted = [x.name for x in (*rule.gates, *rule.constants)]
-    gates, constants = take_gates(rule, named if function in (run, step) else {x: named[x] for x in wanted})
+    gates, constants = take_gates(rule, named if function in (run, step) else {x: named[x] for x in rule.takes})
     q, k, v = given["q"], given["k"], given["v"]
     if function is step:
         check_token(rule, q, k, v, gates, given["state"])

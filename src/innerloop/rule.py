@@ -110,6 +110,8 @@ class Rule:
 
     loop: Operator
     """The token loop over ``step`` as an operator; made when the rule is registered."""
+    takes: tuple[str, ...]
+    """Names of its gates and constants; made when the rule is registered."""
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, *, state: State, **gates: Any) -> tuple[Tensor, State]:
         """Write one token ``[B, G, .]`` and read; heads are aligned, q carries the scale, gates come by name."""
@@ -172,7 +174,13 @@ class Rule:
             return token_loop(step, tokens, states)
 
         return Operator(
-            f"{self.name}_loop", dense, gates=names, states=self.states, grouped=self.grouped, grows=self.grows
+            f"{self.name}_loop",
+            dense,
+            gates=names,
+            states=self.states,
+            grouped=self.grouped,
+            grows=self.grows,
+            fresh=False,
         )
 
 
@@ -205,6 +213,7 @@ def register(rule: Rule) -> Rule:
         raise TypeError(f"rule must be an instance of a subclass of innerloop.Rule; got {got}")
     _check_definition(rule)
     rule.loop = rule._make_loop()
+    rule.takes = tuple(x.name for x in (*rule.gates, *rule.constants))
     _RULES[rule.name] = rule
     if rule.state_type is not None:
         # A saved state loads with torch.load's defaults, which unpickle nothing unknown.
@@ -271,12 +280,12 @@ def get(rule: str | Rule) -> Rule:
         TypeError: If it is neither.
         ValueError: If no rule has the name, or a rule was never registered.
     """
-    if not isinstance(rule, str | Rule):
-        raise TypeError(f"rule must be a name or a registered Rule; got {type(rule).__name__}")
     if isinstance(rule, Rule):
         if _RULES.get(rule.name) is not rule:
             raise ValueError(f"rule {rule.name!r} must be registered before it is used; call innerloop.register(rule)")
         return rule
+    if not isinstance(rule, str):
+        raise TypeError(f"rule must be a name or a registered Rule; got {type(rule).__name__}")
     found = _RULES.get(rule)
     if found is None:
         raise ValueError(f"rule must be one of {', '.join(_RULES)}, or registered first; got {rule!r}")
@@ -301,13 +310,13 @@ def take_gates(rule: Rule, given: Mapping[str, Any]) -> tuple[Gates, tuple[float
     Raises:
         ValueError: If a required gate is missing or a name is unknown.
     """
-    known = [x.name for x in (*rule.gates, *rule.constants)]
     for name in given:
-        if name not in known:
-            raise ValueError(f"{rule.name} takes {', '.join(known) or 'no gates'}; got an unknown {name!r}")
+        if name not in rule.takes:
+            raise ValueError(f"{rule.name} takes {', '.join(rule.takes) or 'no gates'}; got an unknown {name!r}")
+    gates = {}
     for gate in rule.gates:
-        if not gate.optional and given.get(gate.name) is None:
+        value = gates[gate.name] = given.get(gate.name)
+        if value is None and not gate.optional:
             got = ", ".join(name for name, value in given.items() if value is not None)
             raise ValueError(f"{rule.name} needs the gate {gate.name!r}; got {got or 'none'}")
-    gates = {gate.name: given.get(gate.name) for gate in rule.gates}
-    return gates, tuple(given.get(constant.name, constant.default) for constant in rule.constants)
+    return gates, tuple([given.get(constant.name, constant.default) for constant in rule.constants])

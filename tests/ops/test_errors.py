@@ -1,15 +1,17 @@
 """A wrong call gives one clear line: what, wanted, got, cure."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from innerloop import explain, ops, register
+from innerloop import explain, ops, register, rules
 from innerloop import rule as registry
 from innerloop.rule import Gate, Rule
 from innerloop.testing import draw_call
 
-NAMES = registry.names()[:10]
+NAMES = tuple(module.RULE.name for module in rules.ALL)
 
 
 def wrong(call, error, match, **options):
@@ -129,6 +131,30 @@ def test_a_wrong_state_is_named(name):
     if call.rule.state_type is not None:
         call.state = tensors[0]
         wrong(call, TypeError, f"the state of {name} must be {call.rule.state_type.__name__}")
+
+
+def test_a_call_like_one_that_passed_is_still_looked_at():
+    call = draw_call("momentum_delta_rule", T=3, state=True)
+    call.run()
+    call.state = torch.stack(tuple(call.state))  # the same shapes row by row, but no MomentumState
+    wrong(call, TypeError, "the state of momentum_delta_rule must be MomentumState")
+    for length in (3, 200):  # few numbers, and many
+        call = draw_call("gated_delta_rule", T=length)
+        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+            call.run()  # nothing to look at
+        call.run()
+        good = dict(call.gates)
+        beside = torch.tensor(2)
+        for name, value, error, words in (
+            ("g", good["g"].index_fill(1, beside, 1e-6), ValueError, "a maximum of 1e-06"),
+            ("g", good["g"].index_fill(1, beside, math.nan), ValueError, "g must not hold NaN"),
+            ("beta", good["beta"].index_fill(1, beside, math.nan), ValueError, "beta must not hold NaN"),
+            ("beta", good["beta"].half(), TypeError, "got float16"),
+        ):
+            call.gates = good | {name: value}
+            wrong(call, error, words)
+        call.gates = good
+        call.run()
 
 
 def test_wrong_packing_is_named():

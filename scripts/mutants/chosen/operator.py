@@ -111,8 +111,8 @@ MUTANTS = (
         "op(*(x[0] if",
         tests(LAYER, f"test_packed_sequences_can_be_mapped[{RULE}]"),
     ),
-    Mutant("the scale counts twice", PORTABLE, "1.0 else q * scale)", "1.0 else q * scale * scale)", OPTIONS),
-    Mutant("the scale is left out", PORTABLE, "1.0 else q * scale)", "1.0 else q)", OPTIONS),
+    Mutant("the scale counts twice", PORTABLE, "q = q * scale", "q = q * scale * scale", OPTIONS),
+    Mutant("the scale is left out", PORTABLE, "q = q * scale", "q = q", OPTIONS),
     Mutant("only queries are made unit length", PORTABLE, "unit(q), unit(k)", "unit(q), k", OPTIONS),
     Mutant("unit length is exact", PORTABLE, "keepdim=True) + 1e-6)", "keepdim=True) + 1e-12)", OPTIONS),
     Mutant(

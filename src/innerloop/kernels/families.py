@@ -52,4 +52,5 @@ ATTENTION = Operator(
     states={"keys": ("S", "H", "K"), "values": ("S", "H", "V"), "lengths": ()},
     grouped=True,
     grows=True,
+    fresh=False,
 )

@@ -55,6 +55,7 @@ class Operator:
         states: Name to axes, such as ``{"S": ("G", "K", "V")}``, without the leading N; each may be None, for zeros.
         grouped: Whether ``dense`` wants the heads as given, q's a multiple of k's; else q and k are repeated to v's.
         grows: Whether states with an axis S keep T more tokens after a call.
+        fresh: Whether what ``dense`` returns for T > 0 shares memory neither with its inputs nor with each other.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class Operator:
         states: dict[str, tuple[str, ...]],
         grouped: bool = False,
         grows: bool = False,
+        fresh: bool = True,
     ) -> None:
         """Define the operator and its backward, and all that the framework asks of them."""
         self.name = name
         self.portable = Portable(dense, len(gates), states, grouped=grouped, grows=grows)
         self._inputs = 3 + len(gates) + len(states)
         self._counts = not all(states.values())
+        self._fresh = fresh
         tensors = ", ".join(["Tensor q, Tensor k, Tensor v", *(f"Tensor? {x}" for x in (*gates, *states))])
         rest = "Tensor? cu_seqlens, float scale, bool l2norm, int chunk_size, float[] constants"
         returns = ", ".join(["Tensor"] * (1 + len(states)))
@@ -115,18 +118,22 @@ class Operator:
     # Forward
 
     def _forward(self, *args: Any) -> tuple[Tensor, ...]:
-        inputs, options = args[: self._inputs], Options(*args[self._inputs :])
         if torch.is_grad_enabled():
             with torch.no_grad():
-                outputs = self.portable(inputs, options)
-        else:
-            outputs = self.portable(inputs, options)
+                return self._outputs(args)
+        return self._outputs(args)
+
+    def _outputs(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        inputs = args[: self._inputs]
+        outputs = self.portable(inputs, args[self._inputs :])
+        if self._fresh:
+            return tuple([x if x.is_contiguous() else x.contiguous() for x in outputs])
         return tuple(_apart(outputs, inputs))
 
     def _forward_autograd(self, keyset: _C.DispatchKeySet, *args: Any) -> tuple[Tensor, ...]:
         if _in_forward_mode():
             with sdpa_kernel(SDPBackend.MATH):
-                return self.portable(args[: self._inputs], Options(*args[self._inputs :]))
+                return self.portable(args[: self._inputs], args[self._inputs :])
         if torch.is_grad_enabled() and _C._any_requires_grad(*args):
             if _C._are_functorch_transforms_active():
                 with enable_single_level_autograd_function():
@@ -155,14 +162,14 @@ class Operator:
                 ctx.rest = args[inputs + 1 :]
                 ctx.set_materialize_grads(False)
                 if keyset is None:
-                    outputs = operator._forward(*args)
+                    outputs = operator._outputs(args)
                 else:
                     # On: under torch.func the next level's derivative is recorded below this one.
                     with torch.enable_grad():
                         outputs = operator._op.redispatch(keyset & _BELOW_AUTOGRAD, *args)
                 if operator._counts:
                     ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
-                return tuple(outputs)
+                return outputs
 
             @staticmethod
             def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # ruff: ignore[any-type] - the framework's own
@@ -247,8 +254,8 @@ def _is_plain(args: Sequence[Any]) -> bool:
         not torch.compiler.is_compiling()
         and not _C._len_torch_dispatch_stack()
         and not _C._are_functorch_transforms_active()
-        and not _in_forward_mode()
-        and all([type(x) in _PLAIN for x in args])
+        and forward_ad._current_level < 0
+        and _PLAIN.issuperset(map(type, args))
     )
 
 
@@ -263,15 +270,15 @@ def _like(example: Outputs, values: list[Any]) -> Outputs:
 
 def _apart(outputs: Sequence[Tensor], inputs: Sequence[Any]) -> list[Tensor]:
     """Copy what shares memory with an input or an earlier output, as an empty sequence's state does."""
-    taken = {_memory(x) for x in inputs if isinstance(x, Tensor)}
+    taken = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, Tensor)}
     apart = []
     for output in outputs:
-        if _memory(output) in taken:
+        memory = output.untyped_storage().data_ptr()
+        if memory in taken:
             output = output.clone(memory_format=torch.contiguous_format)
-        apart.append(output.contiguous())
-        taken.add(_memory(apart[-1]))
+        elif not output.is_contiguous():
+            output = output.contiguous()
+        else:
+            taken.add(memory)
+        apart.append(output)
     return apart
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import _C, Tensor
 
 from innerloop.algebra.packing import run_packed
 from innerloop.shapes import align_heads, compute_dtype
-
-if TYPE_CHECKING:
-    from innerloop.kernels.operator import Options
 
 Inputs = Sequence[Any]
 """Tensors in order, None for a gate or state that is absent."""
@@ -40,49 +37,69 @@ class Portable:
         self.grouped = grouped
         self.grows = grows
 
-    def __call__(self, inputs: Inputs, options: Options) -> tuple[Tensor, ...]:
-        """Return ``o`` in v's dtype and the states after the last token."""
-        if autocasts(inputs[0]):
+    def __call__(self, inputs: Inputs, options: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Return ``o`` in v's dtype and the states after the last token; options in the order of ``Options``."""
+        if _C._is_any_autocast_enabled():
             with full_precision(inputs[0]):
-                return self._run(inputs, options)
-        return self._run(inputs, options)
+                return self._run(inputs, *options)
+        return self._run(inputs, *options)
 
-    def _run(self, inputs: Inputs, options: Options) -> tuple[Tensor, ...]:
+    def _run(
+        self,
+        inputs: Inputs,
+        cu_seqlens: Tensor | None,
+        scale: float,
+        l2norm: bool,
+        chunk_size: int,
+        constants: Sequence[float],
+    ) -> tuple[Tensor, ...]:
         v = inputs[2]
-        q, k, *others = widened(inputs[: 3 + self.gates], v.dtype)
-        q, k = prepared(q, k, options.l2norm, options.scale)
-        if not self.grouped:
-            q, k = align_heads(q, v.shape[-2]), align_heads(k, v.shape[-2])
-        tokens, heads = [q, k, *others], max(q.shape[-2], v.shape[-2])
-        bounds = None if options.cu_seqlens is None else options.cu_seqlens.tolist()
-        rows = v.shape[0] if bounds is None else len(bounds) - 1
-        states = self.filled(inputs, rows)
-
-        def dense(tokens: Inputs, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-            if tokens[0].shape[1] == 0:
-                return tokens[2].new_zeros((tokens[0].shape[0], 0, heads, v.shape[-1])), states
-            return self.dense(tokens, states, options.chunk_size, options.constants)
-
-        if bounds is None:
-            out, after = dense(tokens, states)
+        if cu_seqlens is None:
+            tokens, states = self.aligned(inputs, l2norm, scale, v.shape[0])
+            out, after = self._dense(tokens, states, chunk_size, constants)
         else:
-            out, after = run_packed(dense, tokens, states, bounds)
-            after = self._padded(after, inputs, rows)
+            bounds = cu_seqlens.tolist()
+            tokens, states = self.aligned(inputs, l2norm, scale, len(bounds) - 1)
+            out, after = run_packed(
+                lambda tokens, states: self._dense(tokens, states, chunk_size, constants), tokens, states, bounds
+            )
+            after = self._padded(after, inputs, len(bounds) - 1)
         return (out if out.dtype == v.dtype else out.to(v.dtype)), *after
 
-    def filled(self, inputs: Inputs, rows: int) -> tuple[Tensor, ...]:
-        """Return the states in the precision of arithmetic, zeros where there are none."""
+    def _dense(
+        self, tokens: Inputs, states: tuple[Tensor, ...], chunk_size: int, constants: Sequence[float]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        q, _, v, *_ = tokens
+        if q.shape[1] == 0:
+            out = v.new_zeros((q.shape[0], 0, max(q.shape[-2], v.shape[-2]), v.shape[-1]))
+            return out, tuple(state.clone() for state in states)
+        return self.dense(tokens, states, chunk_size, constants)
+
+    def aligned(self, inputs: Inputs, l2norm: bool, scale: float, rows: int) -> tuple[list[Any], tuple[Tensor, ...]]:
+        """Return tokens and states as an algebra form or a step wants them."""
+        dtype, count = compute_dtype(inputs[2].dtype), 3 + self.gates
+        tokens: list[Any] = [x if x is None or x.dtype == dtype else x.to(dtype) for x in inputs[:count]]
+        q, k, v, *_ = tokens
+        if l2norm:
+            q, k = unit(q), unit(k)
+        if scale != 1.0:  # ruff: ignore[float-equality-comparison] - 1 itself
+            q = q * scale
+        if q.shape[-2] != v.shape[-2] and not self.grouped:
+            q, k = align_heads(q, v.shape[-2]), align_heads(k, v.shape[-2])
+        tokens[0], tokens[1] = q, k
+        states = tuple(inputs[count:])
+        for state, axes in zip(states, self._axes, strict=True):
+            if state is None or (axes and state.dtype != dtype):
+                return tokens, self._filled(inputs, rows, dtype)
+        return tokens, states
+
+    def _filled(self, inputs: Inputs, rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         v, given = inputs[2], inputs[3 + self.gates :]
-        dtype = compute_dtype(v.dtype)
-        if all([
-            state is not None and (state.dtype == dtype or not axes)
-            for state, axes in zip(given, self._axes, strict=True)
-        ]):
-            return tuple(given)
-        dtypes, shapes = self.state_dtypes(dtype), self.state_shapes(inputs, rows)
         return tuple(
             v.new_zeros(shape, dtype=wanted) if state is None else state.to(wanted)
-            for state, shape, wanted in zip(given, shapes, dtypes, strict=True)
+            for state, shape, wanted in zip(
+                given, self.state_shapes(inputs, rows), self.state_dtypes(dtype), strict=True
+            )
         )
 
     def _padded(self, states: tuple[Tensor, ...], inputs: Inputs, rows: int) -> tuple[Tensor, ...]:
@@ -111,19 +128,6 @@ class Portable:
     def state_dtypes(self, dtype: torch.dtype) -> list[torch.dtype]:
         """Return each state's dtype; one without axes counts tokens."""
         return [dtype if axes else torch.int64 for axes in self.states.values()]
-
-
-def widened(tensors: Inputs, dtype: torch.dtype) -> list[Any]:
-    """Return the tensors in the precision of arithmetic for inputs of ``dtype``."""
-    dtype = compute_dtype(dtype)
-    return [x if x is None or x.dtype == dtype else x.to(dtype) for x in tensors]
-
-
-def prepared(q: Tensor, k: Tensor, l2norm: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Return unit (where asked for) keys, and queries that carry the scale."""
-    if l2norm:
-        q, k = unit(q), unit(k)
-    return (q if scale == 1.0 else q * scale), k  # ruff: ignore[float-equality-comparison] - 1 itself
 
 
 def unit(x: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from innerloop.checks import Backend, Form
 from innerloop.dispatch import call
 from innerloop.kernels.families import ADDITIVE
 from innerloop.kernels.operator import Options
-from innerloop.kernels.portable import widened
 from innerloop.recipe import Exact, KernelSmoother, QueryKernel, Recipe, dot
 from innerloop.rule import Rule
+from innerloop.shapes import compute_dtype
 
 
 class NormalizedState(NamedTuple):
@@ -51,12 +51,12 @@ class NormalizedLinearAttention(Rule):
         self, q: Tensor, k: Tensor, v: Tensor, *, state: NormalizedState | None, options: Options
     ) -> tuple[Tensor, NormalizedState]:
         """Run the additive family on values with a column of ones, whose read is the denominator."""
-        (wide,) = widened((v,), v.dtype)
+        wide = v.to(compute_dtype(v.dtype))
         ones = torch.cat((wide, torch.ones_like(wide[..., :1])), -1)  # [B, T, G, V + 1]
         both = None if state is None else torch.cat((state.S, state.z[..., None]), -1)
         read, after = ADDITIVE(q, k, ones, (None,), (both,), options)
         out = quotient(read[..., :-1], read[..., -1:]).to(v.dtype)
-        return out, NormalizedState(after[..., :-1], after[..., -1])
+        return out, NormalizedState(after[..., :-1].contiguous(), after[..., -1].contiguous())
 
 
 def quotient(read: Tensor, weight: Tensor) -> Tensor:
