@@ -58,7 +58,19 @@ RULES = (
     "momentum_delta_rule recursive_least_squares softmax_attention"
 )
 SOME = "gated_delta_rule recursive_least_squares softmax_attention normalized_linear_attention"
-ERRORS, COMPILER = "tests/ops", "tests/kernels/test_compile.py"
+TYPICAL = ("gated_delta_rule", "softmax_attention")
+ERRORS, COMPILE, DERIVATIVES = "tests/ops", "tests/kernels/test_compile.py", "tests/kernels/test_derivatives.py"
+COMPILER = (
+    *(f"{COMPILE}::test_operators_pass_the_frameworks_own_check[{rule}]" for rule in TYPICAL),
+    *(f"{COMPILE}::test_autocast_keeps_arithmetic_and_state_wide[{rule}]" for rule in TYPICAL),
+    *(f"{COMPILE}::test_half_inputs_with_wide_gates_give_half_outputs_and_a_wide_state[{rule}]" for rule in TYPICAL),
+    f"{COMPILE}::test_compiled_step_equals_eager[{TYPICAL[0]}]",
+    f"{COMPILE}::test_compiled_equals_eager_at_any_length_without_recompiling[chunk-{TYPICAL[0]}]",
+    f"{COMPILE}::test_exported_program_runs_at_another_length[recurrent-{TYPICAL[1]}]",
+    f"{COMPILE}::test_a_packed_call_compiles_without_a_break",
+    *(f"{DERIVATIVES}::test_hessians_agree_in_every_order_of_modes[{rule}]" for rule in TYPICAL),
+)
+"""What a compiler and ``torch.func`` ask of two rules: one with gates, one whose state grows and counts."""
 FILES: dict[str, tuple[str, ...]] = {
     "algebra/additive.py": _suite("mamba2 linear_attention recursive_least_squares"),
     "algebra/attention.py": _suite("softmax_attention"),
@@ -71,11 +83,11 @@ FILES: dict[str, tuple[str, ...]] = {
     "algebra/ridge.py": _suite("recursive_least_squares"),
     "kernels/families.py": _suite(SOME),
     "kernels/loop.py": _suite("gated_delta_rule linear_attention"),
-    "kernels/operator.py": _suite("gated_delta_rule recursive_least_squares softmax_attention", ERRORS, COMPILER),
-    "kernels/portable.py": _suite(SOME, ERRORS, COMPILER),
+    "kernels/operator.py": _suite("gated_delta_rule recursive_least_squares softmax_attention", ERRORS, *COMPILER),
+    "kernels/portable.py": _suite(SOME, ERRORS, *COMPILER),
     **{f"rules/{rule}.py": _suite(rule, ERRORS) for rule in RULES.split()},
-    "dispatch.py": _suite(SOME, ERRORS, COMPILER),
-    "checks.py": (ERRORS, *_suite(SOME)),
+    "dispatch.py": _suite(SOME, ERRORS, *COMPILER),
+    "checks.py": (ERRORS, *_suite(" ".join(TYPICAL)), *COMPILER),
     "shapes.py": (ERRORS, *_suite(SOME)),
 }
 """Each file that is changed, and the tests that are run against its changes."""

@@ -131,6 +131,21 @@ def test_the_list_names_every_experiment(capsys, install, make):
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["A1", "B12"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written_is_one_line():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "innerloop", "reproduce", "--list"], stdout=full,
+                              stderr=subprocess.PIPE, text=True, timeout=60, check=False)  # fmt: skip
+    assert done.returncode == 1
+    assert re.fullmatch(r"innerloop reproduce: .*No space left.*\n", done.stderr)
+
+
+def test_a_reader_who_leaves_early_sees_no_traceback():
+    done = subprocess.run(f"{sys.executable} -m innerloop reproduce --list | head -c 1", shell=True,
+                          capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    assert done.stderr == ""
+
+
 def test_all_are_run_in_order_and_the_page_is_written(capsys, install, make, tmp_path):
     install(make("A1"), make("A2"), make("B1"))
     assert main(["reproduce", "--out", str(tmp_path / "out")]) == 0

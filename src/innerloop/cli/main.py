@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -21,7 +22,7 @@ def main(words: Sequence[str] | None = None) -> int:
         words: The arguments after the program's name; those of the process if omitted.
 
     Returns:
-        The exit code: 0 done, 1 done but something failed, 2 wrong input, 130 interrupted.
+        The exit code: 0 done, 1 something failed, 2 wrong input, 130 interrupted.
     """
     parser = _parser()
     arguments = parser.parse_args(words)
@@ -29,13 +30,21 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return arguments.run(arguments)
+        code = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
     except InputError as error:
         print(f"innerloop {arguments.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"innerloop {arguments.command}: interrupted", file=sys.stderr)
         return 130
+    except OSError as error:  # standard output is full, or whoever reads it has left
+        # What is still unwritten would raise once more when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"innerloop {arguments.command}: {error}", file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -109,7 +109,7 @@ def _draw(result: Result, fit: Axes, descent: Axes) -> None:
 
 def figures(result: Result) -> list[Figure]:
     """Show the fit and the descent."""
-    caption = "Left: 40 points and the estimate before and after descent. Right: loss and w by epoch."
+    caption = "First 40 points and the estimate before and after descent, then loss and w by epoch."
     return [Figure("A bandwidth learned from the data it serves", caption, partial(_draw, result), panels=2)]
 
 

@@ -195,7 +195,7 @@ def _draw_loss(result: Result, loss: Axes, seconds: Axes) -> None:
 
 def figures(result: Result) -> list[Figure]:
     """Show the loss, and what an update costs either way."""
-    caption = "Left: loss by batch and after each epoch. Right: seconds for an update of 1,024 windows, either way."
+    caption = "First the loss by batch and after each epoch, then the seconds for an update of 1,024 windows."
     return [Figure("Training the language model", caption, partial(_draw_loss, result), panels=2)]
 
 

@@ -149,7 +149,7 @@ def _draw(result: Result, spectrum: Axes, word: Axes) -> None:
 
 def figures(result: Result) -> list[Figure]:
     """Show the spectrum and one word."""
-    caption = "Left: the spectrum. Right: the reflection flips on every one-bit; the projection dies at the first."
+    caption = "First the spectrum; then the reflection, which flips on every one-bit, and the projection, which dies."
     return [Figure("A reflection counts", caption, partial(_draw, result), panels=2)]
 
 
