@@ -1,0 +1,100 @@
+"""Which form a call takes, what it hands back, and what ``explain`` says of it."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+
+from innerloop import Rule, explain, ops, register, rules
+from innerloop import rule as registry
+from innerloop.testing import draw_call
+
+NAMES = tuple(module.RULE.name for module in rules.ALL)
+
+
+class Told(Rule):
+    """Reads 1 in its chunk form, 0 in its token loop."""
+
+    name = "told_of_a_test"
+    departs = "it tells which form ran"
+    states: ClassVar = {"S": ("G", "K", "V")}
+
+    def step(self, q, k, v, *, state):
+        return torch.zeros_like(v), state
+
+    def chunk(self, q, k, v, *, state, options):
+        return torch.ones_like(v), v.new_zeros((*v.shape[:1], v.shape[2], k.shape[3], v.shape[3]))
+
+
+def test_one_token_takes_the_loop_and_more_the_chunk_form():
+    rule = register(Told())
+    for length, form, chunked in (
+        (0, "auto", True),
+        (1, "auto", False),
+        (2, "auto", True),
+        (1, "chunk", True),
+        (9, "recurrent", False),
+    ):
+        call = draw_call(rule.name, T=length)
+        out, _ = call.run(form=form)
+        assert out.shape == call.v.shape
+        assert bool((out == chunked).all())
+        plan = explain(ops.run, rule, call.q, call.k, call.v, form=form)
+        assert plan.form == ("chunk" if chunked else "recurrent")
+        assert plan.chunk_size == (64 if chunked else None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_comes_back_only_where_it_was_asked_for(name):
+    call = draw_call(name, T=4, state=True)
+    for form in ("auto", "recurrent"):
+        for asked in (True, False):
+            _, state = call.run(form=form, output_final_state=asked)
+            assert (state is not None) == asked
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_step_reads_in_the_dtype_of_v_and_keeps_a_wide_state(name, dtype):
+    token = draw_call(name, T=1, dtype=dtype)
+    timed = {gate.name for gate in token.rule.gates if "T" in gate.axes}
+    gates = {gate: x[:, 0] if gate in timed and x is not None else x for gate, x in token.gates.items()}
+    out, state = ops.step(name, token.q[:, 0], token.k[:, 0], token.v[:, 0], state=None, **gates)
+    assert out.dtype == dtype
+    for tensor, axes in zip(token.rule.state_tensors(state), token.rule.states.values(), strict=True):
+        assert tensor.dtype == ((torch.float64 if dtype == torch.float64 else torch.float32) if axes else torch.int64)
+
+
+def test_a_step_refuses_odd_options():
+    q, k, v = torch.randn(3, 1, 2, 4).unbind(0)
+    with pytest.raises(TypeError, match="use_qk_l2norm_in_kernel must be True or False; got 1"):
+        ops.step("linear_attention", q, k, v, state=None, use_qk_l2norm_in_kernel=1)
+    with pytest.raises(ValueError, match="scale must be finite; got inf"):
+        ops.step("linear_attention", q, k, v, state=None, scale=float("inf"))
+
+
+def test_a_plan_says_in_words_which_path_and_why():
+    call = draw_call("linear_attention", T=100)
+    given = (ops.linear_attention, call.q, call.k, call.v)
+    assert str(explain(*given)).splitlines() == [
+        "linear_attention: chunk form in chunks of 64, torch backend",
+        "  T = 100: the chunk form is parallel in time",
+        "  there is no native kernel for it in this installation",
+    ]
+    assert str(explain(*given, form="recurrent", backend="torch")).splitlines() == [
+        "linear_attention: recurrent form, torch backend",
+        "  form='recurrent' was asked for",
+        "  backend='torch' was asked for",
+    ]
+    short = draw_call("linear_attention", T=1)
+    assert "T = 1: one token is one step" in str(explain(ops.linear_attention, short.q, short.k, short.v))
+    loops = registry.get(register(_Loops()).name)
+    assert "loops_of_a_test has no form that is parallel in time" in str(explain(ops.run, loops, *given[1:]))
+
+
+class _Loops(Rule):
+    name = "loops_of_a_test"
+    departs = "it fits nothing"
+
+    def step(self, q, k, v, *, state):
+        return v, state
