@@ -92,9 +92,21 @@ def test_a_plan_says_in_words_which_path_and_why():
     assert "loops_of_a_test has no form that is parallel in time" in str(explain(ops.run, loops, *given[1:]))
 
 
+def test_a_rule_without_a_chunk_form_is_not_asked_for_one():
+    loops = register(_Loops("loops_alone_of_a_test"))
+    q, k, v = torch.randn(3, 1, 5, 2, 4).unbind(0)
+    with pytest.raises(ValueError, match="form must be 'recurrent' or 'auto' for loops_alone_of_a_test"):
+        ops.run(loops, q, k, v, form="chunk")
+    with pytest.raises(TypeError, match="chunk_size must be an int or None; got bool"):
+        ops.run(loops, q, k, v, chunk_size=True)
+    ops.run(loops, q, k, v)
+
+
 class _Loops(Rule):
-    name = "loops_of_a_test"
     departs = "it fits nothing"
+
+    def __init__(self, name="loops_of_a_test"):
+        self.name = name
 
     def step(self, q, k, v, *, state):
         return v, state
