@@ -117,7 +117,11 @@ def draw_call(
     gates = {gate.name: _draw_gate(gate, normal(gate.axes)) for gate in rule.gates}
     if edges and T:
         _put_keys(k, normal(("B",)))
-        gates = {gate.name: _put_edges(gate, gates[gate.name], generator) for gate in rule.gates}
+        for gate in rule.gates:
+            if "H" in gate.axes:
+                _put_keys(gates[gate.name], normal(("B",)))
+            else:
+                gates[gate.name] = _put_edges(gate, gates[gate.name], generator)
     call = Call(rule, q, k, v, gates)
     if state:
         before = draw_call(rule, T=7, B=B, H=H, G=G, K=K, V=V, seed=seed + 1)
@@ -126,6 +130,8 @@ def draw_call(
 
 
 def _draw_gate(gate: Gate, normal: Tensor) -> Tensor:
+    if "H" in gate.axes:  # on the key side: a key like k
+        return torch.nn.functional.normalize(normal, dim=-1)
     unit = torch.special.ndtr(normal)  # uniform in (0, 1)
     if gate.low == -torch.inf:
         return gate.high - unit
