@@ -113,6 +113,8 @@ def _solve_chunks(
 
 
 Operands = tuple[Tensor, ...]
+BLOCK = 8
+"""Tokens that run through a block one after another, for all blocks at once."""
 
 
 def faded_products(
@@ -122,10 +124,10 @@ def faded_products(
 
     .. math:: \langle x_t, y_s \rangle = \sum_c x_{tc}\, y_{sc} \prod_{s < i \le t} w_{ic} \quad (s \le t)
 
-    Blocks of one token grow by pairs to the chunk. A row carries what is kept since its block's start, a column what is
-    left at its block's end: the products between two neighbours are one matrix product. Joining them, the later rows
-    fade by all that the earlier block keeps, the earlier columns by all that the later one does. That takes log2(C)
-    steps of T x K numbers, for all blocks of all chunks at once.
+    Blocks grow by pairs to the chunk. A row carries what is kept since its block's start, a column what is left at its
+    block's end: the products between two neighbours are one matrix product. Joining them, the later rows fade by all
+    that the earlier block keeps, the earlier columns by all that the later one does. No step takes more than T x K
+    numbers, for all blocks of all chunks together.
 
     Args:
         rows: R tensors x, ``[..., C, K]``.
@@ -137,42 +139,42 @@ def faded_products(
         to its end; and what the whole chunk keeps, ``[..., K, 1]``.
     """
     size = keep.shape[-2]
-    fill = (1 << (size - 1).bit_length()) - size
-    row, column = (_filled(torch.stack(x, -2), fill, 0.0) for x in (rows, columns))  # [..., C, R, K], [..., C, Y, K]
-    keep = _filled(keep[..., None, :], fill, 1.0)[..., 0, :]
-    pairs = row @ column.mT  # [..., C, R, Y]: blocks of one token
-    row = row * keep[..., None, :]
-    while keep.shape[-2] > 1:
-        (early, late), (ahead, behind) = _neighbours(row, -3), _neighbours(column, -3)
-        before, after = _neighbours(keep, -2)
-        pairs = _joined(*_neighbours(pairs, -3), late @ ahead.mT)
-        row = torch.cat((early, late * before[..., None, :]), -2)
-        column = torch.cat((ahead * after[..., None, :], behind), -2)
+    full = 1 << (size - 1).bit_length()
+    # Tokens that change nothing fill it up to a power of two.
+    row, column, keep = (
+        pad(x, (0, 0, 0, 0, 0, full - size), value=value) if full > size else x
+        for x, value in ((torch.stack(rows, -2), 0.0), (torch.stack(columns, -2), 0.0), (keep[..., None, :], 1.0))
+    )  # [..., C, R, K], [..., C, Y, K], [..., C, 1, K]
+    pairs, row, column, keep = _within_blocks(*(x.unflatten(-3, (-1, min(BLOCK, full))) for x in (row, column, keep)))
+    while keep.shape[-3] > 1:
+        (early, late), (ahead, behind), (before, after), (first, second) = (
+            x.unflatten(-3, (-1, 2)).unbind(-3) for x in (row, column, keep, pairs)
+        )
+        between = late @ ahead.mT
+        upper = torch.cat((first, torch.zeros_like(between)), -1)
+        pairs = torch.cat((upper, torch.cat((between, second), -1)), -2)
+        row = torch.cat((early, late * before), -2)
+        column = torch.cat((ahead * after, behind), -2)
         keep = before * after
-    products = _cropped(pairs[..., 0, :, :], len(rows), len(columns), size)
     row, column = (
         x[..., 0, :, :].unflatten(-2, (-1, len(of)))[..., :size, :, :].unbind(-2)
         for x, of in ((row, rows), (column, columns))
     )
-    return products, row, column, keep.mT
+    pairs = pairs[..., 0, :, :].unflatten(-1, (-1, len(columns))).unflatten(-3, (-1, len(rows)))
+    products = pairs[..., :size, :, :size, :]  # [..., C, R, C, Y]
+    return [x.unbind(-1) for x in products.unbind(-3)], row, column, keep[..., 0, :, :].mT
 
 
-def _filled(x: Tensor, fill: int, value: float) -> Tensor:
-    """Put tokens behind that change nothing, up to a power of two of them."""
-    return pad(x, (0, 0, 0, 0, 0, fill), value=value) if fill else x
-
-
-def _neighbours(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    first, second = x.unflatten(axis, (-1, 2)).unbind(axis)
-    return first, second
-
-
-def _joined(first: Tensor, second: Tensor, between: Tensor) -> Tensor:
-    upper = torch.cat((first, torch.zeros_like(between)), -1)
-    return torch.cat((upper, torch.cat((between, second), -1)), -2)
-
-
-def _cropped(pairs: Tensor, rows: int, columns: int, size: int) -> list[Operands]:
-    """Take the products of ``[..., C * R, C * Y]`` apart."""
-    apart = pairs.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))[..., :size, :, :size, :]
-    return [x.unbind(-1) for x in apart.unbind(-3)]
+def _within_blocks(row: Tensor, column: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the products within blocks of c tokens ``[..., N, c, . K]``, and what leaves each block."""
+    reach = row.shape[-3] * column.shape[-2]
+    pairs, faded = [], []
+    since, left = None, None
+    for x, y, w in zip(row.unbind(-3), column.unbind(-3), keep.unbind(-3), strict=True):
+        since = w if since is None else since * w
+        left = y if left is None else torch.cat((left * w, y), -2)  # [..., N, t Y, K]
+        found = x @ left.mT
+        pairs.append(pad(found, (0, reach - found.shape[-1])))
+        faded.append(x * since)
+    assert since is not None and left is not None
+    return torch.cat(pairs, -2), torch.cat(faded, -2), left, since
