@@ -57,6 +57,20 @@ MUTANTS = (
         "what fills up the chunk fades it", CHANNEL, "(keep[..., None, :], 1.0)", "(keep[..., None, :], 0.0)", FORMS
     ),
     Mutant(
+        "the gradient of a decay misses what it does between blocks",
+        CHANNEL,
+        "late * before), -2)",
+        "late * before.detach()), -2)",
+        DELTA,
+    ),
+    Mutant(
+        "decays are added up as logarithms",
+        CHANNEL,
+        "since = w if since is None else since * w",
+        "since = w if since is None else (since.log() + w.log()).exp()",
+        DELTA,
+    ),
+    Mutant(
         "a decay of nothing is taken for a small one",
         CHANNEL,
         "faded_products((q,), (k,), g.exp())",
