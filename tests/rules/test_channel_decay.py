@@ -86,6 +86,39 @@ def test_products_are_what_their_definition_sums(size):
     assert_close(whole[..., 0], keep.prod(1), DOUBLE)
 
 
+# The framework's forward mode compiles its own decompositions in a way that it deprecates.
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("rule", RULES)
+def test_second_and_forward_derivatives_go_through_joined_blocks(rule):
+    call = draw_call(rule, B=1, T=21, H=1, G=1, K=3, V=2, state=True)
+    call.gates["g"][:, ::5, :, 0] = -torch.inf
+    names = list(call.tensors())
+    leaves = [x for x in call.tensors().values()]
+    generator = torch.Generator().manual_seed(2)
+    tangents = [torch.randn(x.shape, generator=generator, dtype=DOUBLE) for x in leaves]
+
+    def slopes(*tensors, **form):
+        given = dict(zip(names, tensors, strict=True))
+        loss = call.map(lambda name, _: given[name]).run(**form)[0].square().sum()
+        return torch.autograd.grad(loss, tensors, create_graph=True)
+
+    found = []
+    for form in ({"form": "recurrent"}, {"form": "chunk", "chunk_size": 16}, {"form": "chunk", "chunk_size": 64}):
+        tracked = [x.detach().clone().requires_grad_() for x in leaves]
+        inner = sum((slope * tangent).sum() for slope, tangent in zip(slopes(*tracked, **form), tangents, strict=True))
+        second = torch.autograd.grad(inner, tracked)
+
+        def values(*tensors, form=form):
+            given = dict(zip(names, tensors, strict=True))
+            return call.map(lambda name, _: given[name]).run(**form)[0]
+
+        pushed = torch.func.jvp(values, tuple(leaves), tuple(tangents))[1]
+        found.append((*second, pushed))
+    for other in found[1:]:
+        for name, got, want in zip((*names, "the forward mode"), other, found[0], strict=True):
+            assert_close(got, want, DOUBLE, "gradients", name)
+
+
 def aligned(call):
     heads = call.v.shape[-2]
     gates = {name: align_heads(x, heads) if name == "kappa" else x for name, x in call.gates.items()}

@@ -297,7 +297,7 @@ def test_softmax_attention_is_the_mean_under_the_softmax():
     assert_close(call.run(scale=0.3)[0], want, DOUBLE)
 
 
-@pytest.mark.parametrize("rule", ["delta_rule", "gated_delta_rule"])
+@pytest.mark.parametrize("rule", ["delta_rule", "gated_delta_rule", "kda"])
 @pytest.mark.parametrize("beta", [1.9, 2.0])
 def test_a_reflected_key_stays_within_its_bar(rule, beta):
     call = draw_call(rule, T=512, K=64, V=16, G=2)
@@ -383,15 +383,16 @@ def test_unit_keys_inside_are_unit_in_half_precision():
 
 
 def test_five_axes_of_prime_length_stay_apart():
-    for rule in ("mamba2", "gated_delta_rule", "momentum_delta_rule"):
+    for rule in ("mamba2", "gated_delta_rule", "momentum_delta_rule", "gla", "kda", "gdn2", "rwkv7"):
         call = draw_call(rule, B=2, T=7, H=3, G=3, K=5, V=11, state=True)
         assert_close(call.run(form="chunk", chunk_size=4)[0], call.run(form="recurrent")[0], DOUBLE)
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, 64, 83, 128])
-def test_no_length_depends_on_the_chunk(size):
+@pytest.mark.parametrize("rule", ["gated_delta_rule", "kda", "rwkv7"])
+def test_no_length_depends_on_the_chunk(rule, size):
     for length in (*range(1, 18), 63, 65, 127, 334):
-        call = draw_call("gated_delta_rule", B=1, H=1, G=1, T=length, state=True)
+        call = draw_call(rule, B=1, H=1, G=1, T=length, state=True)
         assert_close(call.run(form="chunk", chunk_size=size)[0], call.run(form="recurrent")[0], DOUBLE)
 
 

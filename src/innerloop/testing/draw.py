@@ -118,7 +118,7 @@ def draw_call(
     if edges and T:
         _put_keys(k, normal(("B",)))
         for gate in rule.gates:
-            if "H" in gate.axes:
+            if _is_key(gate):
                 _put_keys(gates[gate.name], normal(("B",)))
             else:
                 gates[gate.name] = _put_edges(gate, gates[gate.name], generator)
@@ -130,7 +130,7 @@ def draw_call(
 
 
 def _draw_gate(gate: Gate, normal: Tensor) -> Tensor:
-    if "H" in gate.axes:  # on the key side: a key like k
+    if _is_key(gate):
         return torch.nn.functional.normalize(normal, dim=-1)
     unit = torch.special.ndtr(normal)  # uniform in (0, 1)
     if gate.low == -torch.inf:
@@ -138,6 +138,10 @@ def _draw_gate(gate: Gate, normal: Tensor) -> Tensor:
     if gate.high == torch.inf:
         return gate.low + 2 * unit / (1 - unit)
     return gate.low + (gate.high - gate.low) * (0.05 + 0.9 * unit)
+
+
+def _is_key(gate: Gate) -> bool:
+    return gate.axes[-2:] == ("H", "K")
 
 
 def _put_edges(gate: Gate, values: Tensor, generator: torch.Generator) -> Tensor:
