@@ -157,12 +157,12 @@ def faded_products(
         column = torch.cat((ahead * after, behind), -2)
         keep = before * after
     row, column = (
-        x[..., 0, :, :].unflatten(-2, (-1, len(of)))[..., :size, :, :].unbind(-2)
+        x.squeeze(-3).unflatten(-2, (-1, len(of)))[..., :size, :, :].unbind(-2)
         for x, of in ((row, rows), (column, columns))
     )
-    pairs = pairs[..., 0, :, :].unflatten(-1, (-1, len(columns))).unflatten(-3, (-1, len(rows)))
+    pairs = pairs.squeeze(-3).unflatten(-1, (-1, len(columns))).unflatten(-3, (-1, len(rows)))
     products = pairs[..., :size, :, :size, :]  # [..., C, R, C, Y]
-    return [x.unbind(-1) for x in products.unbind(-3)], row, column, keep[..., 0, :, :].mT
+    return [x.unbind(-1) for x in products.unbind(-3)], row, column, keep.squeeze(-3).mT
 
 
 def _within_blocks(row: Tensor, column: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
