@@ -1,10 +1,11 @@
 """Which families there are."""
 
-from scripts.mutants.chosen import additive, attention, delta, momentum, operator, recipe, ridge, rules
+from scripts.mutants.chosen import additive, attention, channel, delta, momentum, operator, recipe, ridge, rules
 
 FAMILIES = {
     "additive": additive.MUTANTS,
     "delta": delta.MUTANTS,
+    "channel": channel.MUTANTS,
     "momentum": momentum.MUTANTS,
     "ridge": ridge.MUTANTS,
     "attention": attention.MUTANTS,

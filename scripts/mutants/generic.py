@@ -55,7 +55,7 @@ def _suite(rules: str, *more: str) -> tuple[str, ...]:
 
 RULES = (
     "mamba2 linear_attention retention normalized_linear_attention gated_delta_rule delta_rule longhorn "
-    "momentum_delta_rule recursive_least_squares softmax_attention"
+    "momentum_delta_rule recursive_least_squares softmax_attention gla kda gdn2 rwkv7"
 )
 SOME = "gated_delta_rule recursive_least_squares softmax_attention normalized_linear_attention"
 TYPICAL = ("gated_delta_rule", "softmax_attention")
@@ -74,6 +74,7 @@ COMPILER = (
 FILES: dict[str, tuple[str, ...]] = {
     "algebra/additive.py": _suite("mamba2 linear_attention recursive_least_squares"),
     "algebra/attention.py": _suite("softmax_attention"),
+    "algebra/channel.py": _suite("gla kda gdn2 rwkv7", "tests/rules/test_channel_decay.py"),
     "algebra/chunks.py": _suite("gated_delta_rule linear_attention"),
     "algebra/conjugate_gradients.py": ("tests/recipe/test_conjugate_gradients.py", "tests/recipe/test_closed_forms.py"),
     "algebra/decay.py": _suite("mamba2 momentum_delta_rule recursive_least_squares"),

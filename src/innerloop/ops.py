@@ -17,6 +17,9 @@ from innerloop.dispatch import Plan
 from innerloop.rule import Rule, State, get, take_gates
 from innerloop.rules.delta_rule import delta_rule
 from innerloop.rules.gated_delta_rule import gated_delta_rule
+from innerloop.rules.gdn2 import gdn2
+from innerloop.rules.gla import gla
+from innerloop.rules.kda import kda
 from innerloop.rules.linear_attention import linear_attention
 from innerloop.rules.longhorn import longhorn
 from innerloop.rules.mamba2 import mamba2
@@ -24,6 +27,7 @@ from innerloop.rules.momentum_delta_rule import MomentumState, momentum_delta_ru
 from innerloop.rules.normalized_linear_attention import NormalizedState, normalized_linear_attention
 from innerloop.rules.recursive_least_squares import MomentState, recursive_least_squares
 from innerloop.rules.retention import retention
+from innerloop.rules.rwkv7 import rwkv7
 from innerloop.rules.softmax_attention import AttentionState, softmax_attention
 
 __all__ = [
@@ -34,6 +38,9 @@ __all__ = [
     "delta_rule",
     "explain",
     "gated_delta_rule",
+    "gdn2",
+    "gla",
+    "kda",
     "linear_attention",
     "longhorn",
     "mamba2",
@@ -42,6 +49,7 @@ __all__ = [
     "recursive_least_squares",
     "retention",
     "run",
+    "rwkv7",
     "softmax_attention",
     "step",
 ]

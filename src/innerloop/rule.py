@@ -39,6 +39,7 @@ class Gate:
     feeds: str = ""
     """The recipe's field that takes it, such as ``solver.rate``; empty if the recipe has none."""
     axes: tuple[str, ...] = ("B", "T", "G")
+    """One on the key side has H for G: ``step`` repeats it to value heads, ``shapes.align_heads``."""
     optional: bool = False
     enforced: bool = False
     """Whether a value outside of ``[low, high]`` is an error (NaN always is)."""
@@ -253,9 +254,9 @@ def _check_definition(rule: Rule) -> None:
 
 def _check_axes(rule: Rule, kind: str) -> None:
     for gate in rule.gates:
-        if unknown := set(gate.axes) - {"B", "T", "G", "K", "V"}:
+        if unknown := set(gate.axes) - {"B", "T", "H", "G", "K", "V"}:
             raise ValueError(
-                f"{kind}: gate {gate.name} must have axes of B, T, G, K, V; got {', '.join(sorted(unknown))}"
+                f"{kind}: gate {gate.name} must have axes of B, T, H, G, K, V; got {', '.join(sorted(unknown))}"
             )
         if not gate.low < gate.high:
             raise ValueError(f"{kind}: gate {gate.name} must have low < high; got {gate.low} and {gate.high}")

@@ -143,7 +143,7 @@ def without(gate, wrapped):
 
 def scaled(gate, factor, wrapped):
     def call(*tokens, **options):
-        return wrapped(*tokens, **{**options, gate: factor * options[gate]})
+        return wrapped(*tokens, **{name: factor * x if name == gate else x for name, x in options.items()})
 
     return call
 
@@ -185,6 +185,9 @@ WRONG = [
     ("B1", "linear_attention", lambda op: editing),
     ("B4", "delta_rule", larger_in_chunks),
     ("B7", "gated_delta_rule", lambda op: scaled("g", 0.5, op)),
+    ("A4", "gla", lambda op: scaled("g", 0.99, op)),
+    ("B7", "rwkv7", lambda op: scaled("a", 0.99, op)),
+    ("B7", "gla", lambda op: scaled("g", 0.99, op)),
     ("B7", "step", lambda op: scaled("beta", 0.99, op)),
 ]
 

@@ -4,14 +4,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from innerloop import rule as registry
+from innerloop import rules
 from innerloop.kernels import families
 from innerloop.testing import draw_call
 
-LOOPS = [registry.get(name).loop for name in registry.names()[1:10]]  # attention looks at the whole past by its nature
-CHUNKED = [families.ADDITIVE, families.DELTA, families.PROXIMAL_DELTA, families.MOMENTUM, families.RIDGE]
+LOOPS = [module.RULE.loop for module in rules.ALL if not module.RULE.grows]  # attention looks at the whole past
+CHANNELED = [families.CHANNEL_ADDITIVE, families.CHANNEL_DELTA, families.DECOUPLED_DELTA, families.GENERALIZED_DELTA]
+CHUNKED = [families.ADDITIVE, families.DELTA, families.PROXIMAL_DELTA, families.MOMENTUM, families.RIDGE, *CHANNELED]
 RULE_OF = {"additive": "mamba2", "delta": "gated_delta_rule", "proximal_delta": "longhorn",
-           "momentum": "momentum_delta_rule", "ridge": "recursive_least_squares"}  # fmt: skip
+           "momentum": "momentum_delta_rule", "ridge": "recursive_least_squares", "channel_additive": "gla",
+           "channel_delta": "kda", "decoupled_delta": "gdn2", "generalized_delta": "rwkv7"}  # fmt: skip
 
 
 class Written(TorchDispatchMode):

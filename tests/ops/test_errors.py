@@ -105,6 +105,12 @@ def test_a_negative_weight_of_longhorn_is_named():
     wrong(call, ValueError, r"beta must lie in \[0, inf\]; got a minimum of -1")
 
 
+def test_removal_keys_have_the_heads_of_keys():
+    call = draw_call("rwkv7")
+    call.gates["kappa"] = call.gates["kappa"].repeat_interleave(2, 2)
+    wrong(call, ValueError, r"kappa must have shape \[B, T, H, K\] with B=2, T=37, H=2, K=5; got \[2, 37, 4, 5\]")
+
+
 def test_the_ridge_must_be_above_zero():
     call = draw_call("recursive_least_squares")
     for value in (0.0, -1.0, float("nan")):

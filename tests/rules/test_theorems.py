@@ -50,6 +50,65 @@ def test_mamba2_without_decay_is_linear_attention():
     assert_close(ops.mamba2(q, k, v, g=none)[0], ops.linear_attention(q, k, v)[0], DOUBLE)
 
 
+def test_gla_whose_channels_fade_alike_is_mamba2():
+    call = draw_call("mamba2", state=True, edges=True)
+    g = call.gates["g"][..., None].expand(2, 37, 4, 5)
+    assert_close(ops.gla(call.q, call.k, call.v, g=g, initial_state=call.state)[0], call.run()[0], DOUBLE)
+
+
+def test_gla_without_decay_is_linear_attention():
+    q, k, v = qkv()
+    none = torch.zeros(2, 37, 4, 5, dtype=DOUBLE)
+    assert_close(ops.gla(q, k, v, g=none)[0], ops.linear_attention(q, k, v)[0], DOUBLE)
+
+
+def test_kda_whose_channels_fade_alike_is_the_gated_delta_rule():
+    call = draw_call("gated_delta_rule", state=True, edges=True)
+    g = call.gates["g"][..., None].expand(2, 37, 4, 5)
+    got, _ = ops.kda(call.q, call.k, call.v, g=g, beta=call.gates["beta"], initial_state=call.state)
+    assert_close(got, call.run()[0], DOUBLE)
+
+
+def test_kda_that_never_writes_only_fades():
+    call = draw_call("kda", state=True)
+    call.gates["beta"][:] = 0
+    assert_close(call.run()[1], call.gates["g"].sum(1).exp()[..., None] * call.state, DOUBLE)
+
+
+def test_gdn2_with_one_gate_for_all_is_kda():
+    call = draw_call("kda", state=True, edges=True)
+    beta = call.gates["beta"][..., None]
+    gates = {"g": call.gates["g"], "b": beta.expand(2, 37, 4, 5), "w": beta.expand(2, 37, 4, 3)}
+    got, _ = ops.gdn2(call.q, call.k, call.v, initial_state=call.state, **gates)
+    assert_close(got, call.run()[0], DOUBLE)
+
+
+def test_rwkv7_whose_roles_are_tied_is_the_delta_rule():
+    call = draw_call("delta_rule", G=2, state=True, edges=True)  # beta scales the key, so each value head needs its own
+    beta = call.gates["beta"][..., None].expand(2, 37, 2, 5)
+    gates = {"g": torch.zeros_like(beta), "a": beta, "kappa": call.k}
+    got, _ = ops.rwkv7(call.q, beta * call.k, call.v, initial_state=call.state, **gates)
+    assert_close(got, call.run(scale=1.0)[0], DOUBLE)
+
+
+def test_rwkv7_that_never_erases_is_gla():
+    call = draw_call("rwkv7", state=True, edges=True)
+    call.gates["a"][:] = 0
+    want, _ = ops.gla(call.q, call.k, call.v, g=call.gates["g"], initial_state=call.state, scale=1.0)
+    assert_close(call.run()[0], want, DOUBLE)
+
+
+def test_rwkv7_erases_from_the_memory_before_it_fades():
+    call = draw_call("rwkv7", T=1, state=True)
+    call.gates["g"][:] = -torch.inf
+    kappa = call.gates["kappa"][:, 0].repeat_interleave(2, 1)
+    answer = torch.einsum("bgkv,bgk->bgv", call.state, kappa)
+    erased = (call.gates["a"][:, 0] * kappa)[..., None] * answer[..., None, :]
+    write = call.k[:, 0].repeat_interleave(2, 1)[..., None] * call.v[:, 0, :, None, :]
+    for form in ("recurrent", "chunk"):
+        assert_close(call.run(form=form)[1], write - erased, DOUBLE)
+
+
 def test_momentum_delta_rule_without_momentum_and_forgetting_is_the_delta_rule():
     call = draw_call("delta_rule")
     beta, zero = call.gates["beta"], torch.zeros_like(call.gates["beta"])
@@ -179,7 +238,7 @@ def test_softmax_attention_is_the_mean_under_the_softmax():
     assert_close(call.run(scale=0.3)[0], want, DOUBLE)
 
 
-@pytest.mark.parametrize("rule", ["delta_rule", "gated_delta_rule"])
+@pytest.mark.parametrize("rule", ["delta_rule", "gated_delta_rule", "kda"])
 @pytest.mark.parametrize("beta", [1.9, 2.0])
 def test_a_reflected_key_stays_within_its_bar(rule, beta):
     call = draw_call(rule, T=512, K=64, V=16, G=2)
@@ -265,15 +324,16 @@ def test_unit_keys_inside_are_unit_in_half_precision():
 
 
 def test_five_axes_of_prime_length_stay_apart():
-    for rule in ("mamba2", "gated_delta_rule", "momentum_delta_rule"):
+    for rule in ("mamba2", "gated_delta_rule", "momentum_delta_rule", "gla", "kda", "gdn2", "rwkv7"):
         call = draw_call(rule, B=2, T=7, H=3, G=3, K=5, V=11, state=True)
         assert_close(call.run(form="chunk", chunk_size=4)[0], call.run(form="recurrent")[0], DOUBLE)
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, 64, 83, 128])
-def test_no_length_depends_on_the_chunk(size):
+@pytest.mark.parametrize("rule", ["gated_delta_rule", "kda", "rwkv7"])
+def test_no_length_depends_on_the_chunk(rule, size):
     for length in (*range(1, 18), 63, 65, 127, 334):
-        call = draw_call("gated_delta_rule", B=1, H=1, G=1, T=length, state=True)
+        call = draw_call(rule, B=1, H=1, G=1, T=length, state=True)
         assert_close(call.run(form="chunk", chunk_size=size)[0], call.run(form="recurrent")[0], DOUBLE)
 
 

@@ -180,7 +180,8 @@ def attention_rows(stream: Stream) -> list[Row]:
             op="mamba2", got=ops.mamba2(*stream.qkv, g=stream.g, scale=1.0)[0]),
         Row("GLA", said, Recipe(ChannelDecay(), LinearMap(), CrossMoment()), "sum of the faded pairs",
             without_covariance(stream, stream.g_channel.exp()[0, :, 0].numpy()),
-            gates={"weights.g": stream.g_channel}),
+            gates={"weights.g": stream.g_channel},
+            op="gla", got=ops.gla(*stream.qkv, g=stream.g_channel, scale=1.0)[0]),
     ]  # fmt: skip
 
 

@@ -9,12 +9,19 @@ from torch import Tensor
 
 from innerloop.algebra.additive import additive_chunks
 from innerloop.algebra.attention import attend
+from innerloop.algebra.channel import (
+    channel_additive_chunks,
+    channel_delta_chunks,
+    decoupled_delta_chunks,
+    generalized_delta_chunks,
+)
 from innerloop.algebra.chunks import in_chunks
 from innerloop.algebra.delta import delta_chunks, proximal_delta_chunks
 from innerloop.algebra.momentum import momentum_chunks
 from innerloop.algebra.ridge import ridge_chunks
 from innerloop.kernels.operator import Operator
 from innerloop.kernels.portable import Dense
+from innerloop.shapes import align_heads
 
 MATRIX = {"S": ("G", "K", "V")}
 
@@ -28,6 +35,14 @@ def _chunked(function: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]) -> Dens
     return dense
 
 
+def _generalized_delta(
+    tokens: Sequence[Any], states: tuple[Tensor, ...], chunk_size: int, constants: Sequence[float]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    *others, kappa = tokens
+    dense = _chunked(generalized_delta_chunks)
+    return dense((*others, align_heads(kappa, others[2].shape[-2])), states, chunk_size, constants)
+
+
 def _attention(
     tokens: Sequence[Any], states: tuple[Tensor, ...], chunk_size: int, constants: Sequence[float]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -39,6 +54,10 @@ def _attention(
 ADDITIVE = Operator("additive", _chunked(additive_chunks), gates=("g",), states=MATRIX)
 DELTA = Operator("delta", _chunked(delta_chunks), gates=("g", "beta"), states=MATRIX)
 PROXIMAL_DELTA = Operator("proximal_delta", _chunked(proximal_delta_chunks), gates=("beta",), states=MATRIX)
+CHANNEL_ADDITIVE = Operator("channel_additive", _chunked(channel_additive_chunks), gates=("g",), states=MATRIX)
+CHANNEL_DELTA = Operator("channel_delta", _chunked(channel_delta_chunks), gates=("g", "beta"), states=MATRIX)
+DECOUPLED_DELTA = Operator("decoupled_delta", _chunked(decoupled_delta_chunks), gates=("g", "b", "w"), states=MATRIX)
+GENERALIZED_DELTA = Operator("generalized_delta", _generalized_delta, gates=("g", "a", "kappa"), states=MATRIX)
 MOMENTUM = Operator(
     "momentum", _chunked(momentum_chunks), gates=("theta", "eta", "alpha"), states={**MATRIX, "U": ("G", "K", "V")}
 )

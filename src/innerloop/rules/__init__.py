@@ -4,6 +4,9 @@ from innerloop.rule import register
 from innerloop.rules import (
     delta_rule,
     gated_delta_rule,
+    gdn2,
+    gla,
+    kda,
     linear_attention,
     longhorn,
     mamba2,
@@ -11,6 +14,7 @@ from innerloop.rules import (
     normalized_linear_attention,
     recursive_least_squares,
     retention,
+    rwkv7,
     softmax_attention,
 )
 
@@ -25,6 +29,10 @@ ALL = (
     longhorn,
     momentum_delta_rule,
     recursive_least_squares,
+    gla,
+    kda,
+    gdn2,
+    rwkv7,
 )
 
 for _module in ALL:

@@ -140,6 +140,7 @@ def heads_are_shared(rule: Rule) -> None:
     """Give key heads to several value heads; it equals repeating them, and their gradients add up."""
     call = draw_call(rule, H=2, G=6).tracked()
     repeated = {"k", "v"} if rule.grouped else {"q", "k"}
+    repeated |= {gate.name for gate in rule.gates if "H" in gate.axes}
     apart = call.map(lambda name, x: x.repeat_interleave(3, -2) if name in repeated else x)
     for form in forms(rule):
         together, separate = call.run(**form), apart.run(**form)

@@ -117,7 +117,11 @@ def draw_call(
     gates = {gate.name: _draw_gate(gate, normal(gate.axes)) for gate in rule.gates}
     if edges and T:
         _put_keys(k, normal(("B",)))
-        gates = {gate.name: _put_edges(gate, gates[gate.name], generator) for gate in rule.gates}
+        for gate in rule.gates:
+            if _is_key(gate):
+                _put_keys(gates[gate.name], normal(("B",)))
+            else:
+                gates[gate.name] = _put_edges(gate, gates[gate.name], generator)
     call = Call(rule, q, k, v, gates)
     if state:
         before = draw_call(rule, T=7, B=B, H=H, G=G, K=K, V=V, seed=seed + 1)
@@ -126,12 +130,18 @@ def draw_call(
 
 
 def _draw_gate(gate: Gate, normal: Tensor) -> Tensor:
+    if _is_key(gate):
+        return torch.nn.functional.normalize(normal, dim=-1)
     unit = torch.special.ndtr(normal)  # uniform in (0, 1)
     if gate.low == -torch.inf:
         return gate.high - unit
     if gate.high == torch.inf:
         return gate.low + 2 * unit / (1 - unit)
     return gate.low + (gate.high - gate.low) * (0.05 + 0.9 * unit)
+
+
+def _is_key(gate: Gate) -> bool:
+    return gate.axes[-2:] == ("H", "K")
 
 
 def _put_edges(gate: Gate, values: Tensor, generator: torch.Generator) -> Tensor:
