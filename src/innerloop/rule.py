@@ -39,7 +39,7 @@ class Gate:
     feeds: str = ""
     """The recipe's field that takes it, such as ``solver.rate``; empty if the recipe has none."""
     axes: tuple[str, ...] = ("B", "T", "G")
-    """One on the key side has H for G: ``step`` repeats it to value heads, ``shapes.align_heads``."""
+    """One on the key side has H for G, and like q and k comes to ``step`` with value heads."""
     optional: bool = False
     enforced: bool = False
     """Whether a value outside of ``[low, high]`` is an error (NaN always is)."""
@@ -179,6 +179,7 @@ class Rule:
             dense,
             gates=names,
             states=self.states,
+            keyed=[gate.name for gate in self.gates if "H" in gate.axes],
             grouped=self.grouped,
             grows=self.grows,
             fresh=False,

@@ -145,10 +145,10 @@ MUTANTS = (
         GENERALIZED,
     ),
     Mutant(
-        "removal keys are given to value heads in the wrong order",
-        "kernels/families.py",
-        "align_heads(kappa, others[2].shape[-2])",
-        "kappa.repeat(1, 1, others[2].shape[-2] // kappa.shape[-2], 1)",
+        "removal keys are given to the heads of another gate",
+        "kernels/portable.py",
+        "(0, 1, *(3 + place for place in keyed))",
+        "(0, 1, *(2 + place for place in keyed))",
         (
             *contract("rwkv7", "heads_are_shared"),
             *tests("rules/test_theorems.py", "test_rwkv7_that_never_erases_is_gla"),

@@ -21,7 +21,6 @@ from innerloop.algebra.momentum import momentum_chunks
 from innerloop.algebra.ridge import ridge_chunks
 from innerloop.kernels.operator import Operator
 from innerloop.kernels.portable import Dense
-from innerloop.shapes import align_heads
 
 MATRIX = {"S": ("G", "K", "V")}
 
@@ -33,14 +32,6 @@ def _chunked(function: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]) -> Dens
         return in_chunks(lambda *chunks: function(*chunks, *constants), tokens, states, chunk_size)
 
     return dense
-
-
-def _generalized_delta(
-    tokens: Sequence[Any], states: tuple[Tensor, ...], chunk_size: int, constants: Sequence[float]
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    *others, kappa = tokens
-    dense = _chunked(generalized_delta_chunks)
-    return dense((*others, align_heads(kappa, others[2].shape[-2])), states, chunk_size, constants)
 
 
 def _attention(
@@ -57,7 +48,9 @@ PROXIMAL_DELTA = Operator("proximal_delta", _chunked(proximal_delta_chunks), gat
 CHANNEL_ADDITIVE = Operator("channel_additive", _chunked(channel_additive_chunks), gates=("g",), states=MATRIX)
 CHANNEL_DELTA = Operator("channel_delta", _chunked(channel_delta_chunks), gates=("g", "beta"), states=MATRIX)
 DECOUPLED_DELTA = Operator("decoupled_delta", _chunked(decoupled_delta_chunks), gates=("g", "b", "w"), states=MATRIX)
-GENERALIZED_DELTA = Operator("generalized_delta", _generalized_delta, gates=("g", "a", "kappa"), states=MATRIX)
+GENERALIZED_DELTA = Operator(
+    "generalized_delta", _chunked(generalized_delta_chunks), gates=("g", "a", "kappa"), states=MATRIX, keyed=("kappa",)
+)
 MOMENTUM = Operator(
     "momentum", _chunked(momentum_chunks), gates=("theta", "eta", "alpha"), states={**MATRIX, "U": ("G", "K", "V")}
 )

@@ -53,6 +53,7 @@ class Operator:
         dense: What it computes on aligned, unpacked inputs in the precision of arithmetic, differentiable.
         gates: Names of its gates, in order; each may be None.
         states: Name to axes, such as ``{"S": ("G", "K", "V")}``, without the leading N; each may be None, for zeros.
+        keyed: Names of gates that have heads of keys; they are repeated to v's like q and k.
         grouped: Whether ``dense`` wants the heads as given, q's a multiple of k's; else q and k are repeated to v's.
         grows: Whether states with an axis S keep T more tokens after a call.
         fresh: Whether what ``dense`` returns for T > 0 shares memory neither with its inputs nor with each other.
@@ -65,13 +66,16 @@ class Operator:
         *,
         gates: Sequence[str],
         states: dict[str, tuple[str, ...]],
+        keyed: Sequence[str] = (),
         grouped: bool = False,
         grows: bool = False,
         fresh: bool = True,
     ) -> None:
         """Define the operator and its backward, and all that the framework asks of them."""
         self.name = name
-        self.portable = Portable(dense, len(gates), states, grouped=grouped, grows=grows)
+        self.portable = Portable(
+            dense, len(gates), states, keyed=[gates.index(x) for x in keyed], grouped=grouped, grows=grows
+        )
         self._inputs = 3 + len(gates) + len(states)
         self._counts = not all(states.values())
         self._fresh = fresh

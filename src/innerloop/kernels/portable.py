@@ -27,11 +27,19 @@ class Portable:
     """A family's algebra as a function of raw inputs: (q, k, v, *gates, *states) and options."""
 
     def __init__(
-        self, dense: Dense, gates: int, states: dict[str, tuple[str, ...]], *, grouped: bool, grows: bool
+        self,
+        dense: Dense,
+        gates: int,
+        states: dict[str, tuple[str, ...]],
+        *,
+        keyed: Sequence[int] = (),
+        grouped: bool = False,
+        grows: bool = False,
     ) -> None:
-        """Take the algebra, how many gates it has, its states' axes, and what is peculiar to attention."""
+        """Take the algebra, how many gates it has, its states' axes, and what is peculiar to it."""
         self.dense = dense
         self.gates = gates
+        self._keyed = (0, 1, *(3 + place for place in keyed))
         self.states = states
         self._axes = tuple(states.values())
         self.grouped = grouped
@@ -79,14 +87,14 @@ class Portable:
         """Return tokens and states as an algebra form or a step wants them."""
         dtype, count = compute_dtype(inputs[2].dtype), 3 + self.gates
         tokens: list[Any] = [x if x is None or x.dtype == dtype else x.to(dtype) for x in inputs[:count]]
-        q, k, v, *_ = tokens
         if l2norm:
-            q, k = unit(q), unit(k)
+            tokens[0], tokens[1] = unit(tokens[0]), unit(tokens[1])
         if scale != 1.0:  # ruff: ignore[float-equality-comparison] - 1 itself
-            q = q * scale
-        if q.shape[-2] != v.shape[-2] and not self.grouped:
-            q, k = align_heads(q, v.shape[-2]), align_heads(k, v.shape[-2])
-        tokens[0], tokens[1] = q, k
+            tokens[0] = tokens[0] * scale
+        heads = tokens[2].shape[-2]
+        if tokens[0].shape[-2] != heads and not self.grouped:
+            for place in self._keyed:
+                tokens[place] = align_heads(tokens[place], heads)
         states = tuple(inputs[count:])
         for state, axes in zip(states, self._axes, strict=True):
             if state is None or (axes and state.dtype != dtype):

@@ -12,7 +12,6 @@ from innerloop.dispatch import call
 from innerloop.kernels.families import GENERALIZED_DELTA
 from innerloop.kernels.operator import Options
 from innerloop.rule import Gate, Rule
-from innerloop.shapes import align_heads
 
 
 class RWKV7(Rule):
@@ -37,7 +36,6 @@ class RWKV7(Rule):
         self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, a: Tensor, kappa: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Fade every channel, take away a times what the unfaded memory answers at kappa, add the pair, read."""
-        kappa = align_heads(kappa, v.shape[-2])
         answer = torch.einsum("bgkv,bgk->bgv", state, kappa)  # [B, G, V]
         state = g.exp()[..., None] * state - (a * kappa)[..., :, None] * answer[..., None, :]  # [B, G, K, V]
         state = state + k[..., :, None] * v[..., None, :]
