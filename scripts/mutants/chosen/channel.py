@@ -145,10 +145,11 @@ MUTANTS = (
         GENERALIZED,
     ),
     Mutant(
-        "removal keys are given to the heads of another gate",
+        "removal keys are given to value heads in the wrong order",
         "kernels/portable.py",
-        "(0, 1, *(3 + place for place in keyed))",
-        "(0, 1, *(2 + place for place in keyed))",
+        "tokens[place] = align_heads(tokens[place], heads)",
+        "x = tokens[place]; "
+        "tokens[place] = align_heads(x, heads) if place < 3 else x.repeat(1, 1, heads // x.shape[-2], 1)",
         (
             *contract("rwkv7", "heads_are_shared"),
             *tests("rules/test_theorems.py", "test_rwkv7_that_never_erases_is_gla"),

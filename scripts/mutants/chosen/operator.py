@@ -111,9 +111,9 @@ MUTANTS = (
         "op(*(x[0] if",
         tests(LAYER, f"test_packed_sequences_can_be_mapped[{RULE}]"),
     ),
-    Mutant("the scale counts twice", PORTABLE, "q = q * scale", "q = q * scale * scale", OPTIONS),
-    Mutant("the scale is left out", PORTABLE, "q = q * scale", "q = q", OPTIONS),
-    Mutant("only queries are made unit length", PORTABLE, "unit(q), unit(k)", "unit(q), k", OPTIONS),
+    Mutant("the scale counts twice", PORTABLE, "tokens[0] * scale", "tokens[0] * scale * scale", OPTIONS),
+    Mutant("the scale is left out", PORTABLE, "tokens[0] * scale", "tokens[0]", OPTIONS),
+    Mutant("only queries are made unit length", PORTABLE, "unit(tokens[0]), unit(tokens[1])", "unit(tokens[0]), tokens[1]", OPTIONS),
     Mutant("unit length is exact", PORTABLE, "keepdim=True) + 1e-6)", "keepdim=True) + 1e-12)", OPTIONS),
     Mutant(
         "arithmetic of half types stays in half",
