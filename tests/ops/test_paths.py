@@ -1,7 +1,9 @@
 """Which form a call takes, what it hands back, and what ``explain`` says of it."""
 
+from fractions import Fraction
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,6 +73,18 @@ def test_a_step_refuses_odd_options():
         ops.step("linear_attention", q, k, v, state=None, use_qk_l2norm_in_kernel=1)
     with pytest.raises(ValueError, match="scale must be finite; got inf"):
         ops.step("linear_attention", q, k, v, state=None, scale=float("inf"))
+
+
+def test_any_real_number_is_a_scale_but_truth_is_not():
+    call = draw_call("linear_attention", T=5)
+    want, _ = call.run(scale=0.5)
+    for scale in (Fraction(1, 2), np.float32(0.5), np.float64(0.5)):
+        assert torch.equal(call.run(scale=scale)[0], want)
+    assert torch.equal(call.run(scale=2)[0], call.run(scale=2.0)[0])
+    with pytest.raises(TypeError, match="scale must be a number; got bool"):
+        call.run(scale=True)
+    with pytest.raises(TypeError, match="scale must be a number; got str"):
+        call.run(scale="1")
 
 
 def test_a_plan_says_in_words_which_path_and_why():

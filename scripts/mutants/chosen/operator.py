@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant("the scale counts twice", PORTABLE, "tokens[0] * scale", "tokens[0] * scale * scale", OPTIONS),
     Mutant("the scale is left out", PORTABLE, "tokens[0] * scale", "tokens[0]", OPTIONS),
-    Mutant("only queries are made unit length", PORTABLE, "unit(tokens[0]), unit(tokens[1])", "unit(tokens[0]), tokens[1]", OPTIONS),
+    Mutant("only queries are made unit length", PORTABLE, "unit(tokens[1])", "tokens[1]", OPTIONS),
     Mutant("unit length is exact", PORTABLE, "keepdim=True) + 1e-6)", "keepdim=True) + 1e-12)", OPTIONS),
     Mutant(
         "arithmetic of half types stays in half",
