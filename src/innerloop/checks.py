@@ -161,8 +161,8 @@ def _check_tokens(
         _check_multiple("q", sizes["Q"], "k", sizes["H"])
     else:
         _check_multiple("v", sizes["G"], "q and k", sizes["H"])
-    for axis in ("K", "V"):
-        if sizes[axis] < 1:
+    for axis in ("K", "V", "n"):
+        if sizes.get(axis, 1) < 1:
             raise ValueError(f"{axis} must be at least 1; got {sizes[axis]}")
     for gate in rule.gates:
         value = gates[gate.name]

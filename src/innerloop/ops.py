@@ -15,6 +15,7 @@ from innerloop import dispatch
 from innerloop.checks import Backend, Form, check_inputs, check_options, check_token
 from innerloop.dispatch import Plan
 from innerloop.rule import Rule, State, get, take_gates
+from innerloop.rules.delta_product import delta_product
 from innerloop.rules.delta_rule import delta_rule
 from innerloop.rules.gated_delta_rule import gated_delta_rule
 from innerloop.rules.linear_attention import linear_attention
@@ -31,6 +32,7 @@ __all__ = [
     "MomentState",
     "MomentumState",
     "NormalizedState",
+    "delta_product",
     "delta_rule",
     "explain",
     "gated_delta_rule",

@@ -244,9 +244,9 @@ def _check_definition(rule: Rule) -> None:
 
 def _check_axes(rule: Rule, kind: str) -> None:
     for gate in rule.gates:
-        if unknown := set(gate.axes) - {"B", "T", "G", "K", "V"}:
+        if unknown := set(gate.axes) - {"B", "T", "n", "G", "K", "V"}:
             raise ValueError(
-                f"{kind}: gate {gate.name} must have axes of B, T, G, K, V; got {', '.join(sorted(unknown))}"
+                f"{kind}: gate {gate.name} must have axes of B, T, n, G, K, V; got {', '.join(sorted(unknown))}"
             )
         if not gate.low < gate.high:
             raise ValueError(f"{kind}: gate {gate.name} must have low < high; got {gate.low} and {gate.high}")

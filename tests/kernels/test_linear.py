@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from innerloop import rule as registry
+from innerloop import rules
 from innerloop.kernels import families
 from innerloop.testing import draw_call
 
-LOOPS = [registry.get(name).loop for name in registry.names()[1:10]]  # attention looks at the whole past by its nature
+LOOPS = [module.RULE.loop for module in rules.ALL[1:]]  # attention looks at the whole past by its nature
 CHUNKED = [families.ADDITIVE, families.DELTA, families.PROXIMAL_DELTA, families.MOMENTUM, families.RIDGE]
 RULE_OF = {"additive": "mamba2", "delta": "gated_delta_rule", "proximal_delta": "longhorn",
            "momentum": "momentum_delta_rule", "ridge": "recursive_least_squares"}  # fmt: skip
@@ -34,7 +34,7 @@ def written(operator, rule, length, packing=None):
     states = [None] * len(call.rule.states)
     constants = [constant.default for constant in call.rule.constants]
     needs = [True] * (3 + len(gates)) + [False] * len(states)
-    grads = [torch.ones_like(call.v)] + [None] * len(states)
+    grads = [call.v.new_ones((*call.q.shape[:2], *call.v.shape[-2:]))] + [None] * len(states)
     with Written() as mode:
         operator._gradients(call.q, call.k, call.v, *gates, *states, packing, 1.0, False, 16, constants, *grads, needs)
     return mode.total

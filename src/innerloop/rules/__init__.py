@@ -2,6 +2,7 @@
 
 from innerloop.rule import register
 from innerloop.rules import (
+    delta_product,
     delta_rule,
     gated_delta_rule,
     linear_attention,
@@ -25,6 +26,7 @@ ALL = (
     longhorn,
     momentum_delta_rule,
     recursive_least_squares,
+    delta_product,
 )
 
 for _module in ALL:
