@@ -20,6 +20,7 @@ from innerloop.rules.delta_rule import delta_rule
 from innerloop.rules.gated_delta_rule import gated_delta_rule
 from innerloop.rules.linear_attention import linear_attention
 from innerloop.rules.longhorn import longhorn
+from innerloop.rules.longhorn_diagonal import longhorn_diagonal
 from innerloop.rules.mamba2 import mamba2
 from innerloop.rules.momentum_delta_rule import MomentumState, momentum_delta_rule
 from innerloop.rules.normalized_linear_attention import NormalizedState, normalized_linear_attention
@@ -38,6 +39,7 @@ __all__ = [
     "gated_delta_rule",
     "linear_attention",
     "longhorn",
+    "longhorn_diagonal",
     "mamba2",
     "momentum_delta_rule",
     "normalized_linear_attention",

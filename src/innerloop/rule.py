@@ -42,6 +42,8 @@ class Gate:
     optional: bool = False
     enforced: bool = False
     """Whether a value outside of ``[low, high]`` is an error (NaN always is)."""
+    drawn: tuple[float, float] | None = None
+    """What tests draw, if not all of ``[low, high]``."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,17 @@ from innerloop.kernels import families
 from innerloop.testing import draw_call
 
 LOOPS = [module.RULE.loop for module in rules.ALL[1:]]  # attention looks at the whole past by its nature
-CHUNKED = [families.ADDITIVE, families.DELTA, families.PROXIMAL_DELTA, families.MOMENTUM, families.RIDGE]
+CHUNKED = [
+    families.ADDITIVE,
+    families.DELTA,
+    families.PROXIMAL_DELTA,
+    families.MOMENTUM,
+    families.RIDGE,
+    families.DIAGONAL,
+]
 RULE_OF = {"additive": "mamba2", "delta": "gated_delta_rule", "proximal_delta": "longhorn",
-           "momentum": "momentum_delta_rule", "ridge": "recursive_least_squares"}  # fmt: skip
+           "momentum": "momentum_delta_rule", "ridge": "recursive_least_squares",
+           "diagonal": "longhorn_diagonal"}  # fmt: skip
 
 
 class Written(TorchDispatchMode):

@@ -11,6 +11,7 @@ from innerloop.algebra.additive import additive_chunks
 from innerloop.algebra.attention import attend
 from innerloop.algebra.chunks import in_chunks
 from innerloop.algebra.delta import delta_chunks, proximal_delta_chunks
+from innerloop.algebra.diagonal import diagonal_chunks
 from innerloop.algebra.momentum import momentum_chunks
 from innerloop.algebra.ridge import ridge_chunks
 from innerloop.kernels.operator import Operator
@@ -39,6 +40,7 @@ def _attention(
 ADDITIVE = Operator("additive", _chunked(additive_chunks), gates=("g",), states=MATRIX)
 DELTA = Operator("delta", _chunked(delta_chunks), gates=("g", "beta"), states=MATRIX)
 PROXIMAL_DELTA = Operator("proximal_delta", _chunked(proximal_delta_chunks), gates=("beta",), states=MATRIX)
+DIAGONAL = Operator("diagonal", _chunked(diagonal_chunks), gates=("beta",), states=MATRIX)
 MOMENTUM = Operator(
     "momentum", _chunked(momentum_chunks), gates=("theta", "eta", "alpha"), states={**MATRIX, "U": ("G", "K", "V")}
 )

@@ -7,6 +7,7 @@ from innerloop.rules import (
     gated_delta_rule,
     linear_attention,
     longhorn,
+    longhorn_diagonal,
     mamba2,
     momentum_delta_rule,
     normalized_linear_attention,
@@ -27,6 +28,7 @@ ALL = (
     momentum_delta_rule,
     recursive_least_squares,
     delta_product,
+    longhorn_diagonal,
 )
 
 for _module in ALL:
