@@ -47,6 +47,8 @@ def check_options(
         _check_number("scale", scale, -math.inf)
     for constant, value in zip(rule.constants, constants, strict=False):
         _check_number(constant.name, value, constant.above)
+        if constant.whole and value != int(value):
+            raise ValueError(f"{constant.name} must be a whole number; got {value}")
     if backend is not None:
         if backend not in BACKENDS:
             raise ValueError(f"backend must be None or one of {', '.join(map(repr, BACKENDS))}; got {backend!r}")

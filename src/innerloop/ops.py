@@ -22,6 +22,7 @@ from innerloop.rules.linear_attention import linear_attention
 from innerloop.rules.longhorn import longhorn
 from innerloop.rules.longhorn_diagonal import longhorn_diagonal
 from innerloop.rules.mamba2 import mamba2
+from innerloop.rules.mesa import MesaState, mesa
 from innerloop.rules.momentum_delta_rule import MomentumState, momentum_delta_rule
 from innerloop.rules.normalized_linear_attention import NormalizedState, normalized_linear_attention
 from innerloop.rules.recursive_least_squares import MomentState, recursive_least_squares
@@ -30,6 +31,7 @@ from innerloop.rules.softmax_attention import AttentionState, softmax_attention
 
 __all__ = [
     "AttentionState",
+    "MesaState",
     "MomentState",
     "MomentumState",
     "NormalizedState",
@@ -41,6 +43,7 @@ __all__ = [
     "longhorn",
     "longhorn_diagonal",
     "mamba2",
+    "mesa",
     "momentum_delta_rule",
     "normalized_linear_attention",
     "recursive_least_squares",

@@ -54,6 +54,8 @@ class Constant:
     default: float
     above: float
     """Values must be larger than this."""
+    whole: bool = False
+    """Whether values must be whole numbers."""
 
 
 class Rule:

@@ -9,6 +9,7 @@ from innerloop.rules import (
     longhorn,
     longhorn_diagonal,
     mamba2,
+    mesa,
     momentum_delta_rule,
     normalized_linear_attention,
     recursive_least_squares,
@@ -29,6 +30,7 @@ ALL = (
     recursive_least_squares,
     delta_product,
     longhorn_diagonal,
+    mesa,
 )
 
 for _module in ALL:
