@@ -56,6 +56,8 @@ class Constant:
     """Values must be larger than this."""
     whole: bool = False
     """Whether values must be whole numbers."""
+    drawn_by_width: float | None = None
+    """What tests draw, as a multiple of K; the default if None."""
 
 
 class Rule:

@@ -16,10 +16,11 @@ CHUNKED = [
     families.MOMENTUM,
     families.RIDGE,
     families.DIAGONAL,
+    families.MESA,
 ]
 RULE_OF = {"additive": "mamba2", "delta": "gated_delta_rule", "proximal_delta": "longhorn",
            "momentum": "momentum_delta_rule", "ridge": "recursive_least_squares",
-           "diagonal": "longhorn_diagonal"}  # fmt: skip
+           "diagonal": "longhorn_diagonal", "mesa": "mesa"}  # fmt: skip
 
 
 class Written(TorchDispatchMode):

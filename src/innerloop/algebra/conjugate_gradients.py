@@ -40,20 +40,17 @@ def conjugate_gradients(
     residual = rhs if diagonal is None else rhs - matvec(x)
     # Below this a row is solved to rounding; going on would divide noise by noise until both underflow.
     floor = torch.finfo(rhs.dtype).eps ** 2 * (rhs * scaled).sum(-1, keepdim=True).detach()
-    direction = torch.zeros_like(rhs)
-    before = torch.zeros_like(floor)
+    direction = before = None
     for _ in range(iterations):
         step = residual if diagonal is None else residual / diagonal
         size = (residual * step).sum(-1, keepdim=True)
-        direction = step + _ratio(size, before, before > floor) * direction
+        # The direction of a solved row is of no account, if it is finite: its steps have no length.
+        direction = step if direction is None else torch.addcmul(step, size / before, direction)
+        solved = size <= floor
+        before = size.masked_fill(solved, 1.0)
         product = matvec(direction)
-        length = _ratio(size, (direction * product).sum(-1, keepdim=True), size > floor)
-        x = x + length * direction
-        residual = residual - length * product
-        before = size
+        resistance = (direction * product).sum(-1, keepdim=True)
+        length = (size / resistance.masked_fill(solved, 1.0)).masked_fill(solved, 0.0)
+        x = torch.addcmul(x, length, direction)
+        residual = torch.addcmul(residual, length, product, value=-1)
     return x
-
-
-def _ratio(numerator: Tensor, denominator: Tensor, valid: Tensor) -> Tensor:
-    """Return the quotient where valid, else 0, with a gradient that is finite in both cases."""
-    return torch.where(valid, numerator / torch.where(valid, denominator, 1.0), 0.0)

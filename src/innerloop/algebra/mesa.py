@@ -12,6 +12,9 @@ from innerloop.algebra.conjugate_gradients import conjugate_gradients
 from innerloop.algebra.implicit import implicit_solution
 from innerloop.algebra.ridge import each_covariance, fades_or_ones, ridge_solve
 
+TOGETHER = 2**16
+"""Entries of queries that are solved for together: all that thirty steps touch should stay in the cache."""
+
 
 def mesa_chunks(
     q: Tensor,
@@ -61,9 +64,16 @@ def _solve(
     fade, carry = fades_or_ones(g, k)
     starts, _ = memories(_weighted(k, beta), k, fade, carry, covariance)
     pairs = fade if beta is None else fade * beta[..., None, :]  # [B, G, M, C, C]
+    chunks = max(1, TOGETHER // (q[:, :, 0].numel() or 1))
+    parts = zip(*(x.split(chunks, 2) for x in (q, k, lamb, carry, pairs, starts)), strict=True)
+    return torch.cat([_solve_part(*part, iterations) for part in parts], 2)
 
+
+def _solve_part(
+    q: Tensor, k: Tensor, lamb: Tensor, carry: Tensor, pairs: Tensor, starts: Tensor, iterations: int
+) -> Tensor:
     def product(x: Tensor) -> Tensor:
-        return carry * (x @ starts) + (pairs * (x @ k.mT)) @ k + lamb * x
+        return torch.addcmul(torch.addcmul((pairs * (x @ k.mT)) @ k, carry, x @ starts), lamb, x)
 
     diagonal = carry * starts.diagonal(dim1=-2, dim2=-1)[..., None, :] + pairs @ k.square() + lamb
     return conjugate_gradients(product, q, iterations=iterations, diagonal=diagonal)
@@ -82,9 +92,10 @@ def _product(x: Tensor, k: Tensor, lamb: Tensor, g: Tensor | None, beta: Tensor 
 
 
 def _solve_token(q: Tensor, covariance: Tensor, lamb: Tensor, *, iterations: int) -> Tensor:
-    diagonal = covariance.diagonal(dim1=-2, dim2=-1) + lamb
-    product = partial(_token_product, covariance=covariance, lamb=lamb)
-    return conjugate_gradients(product, q, iterations=iterations, diagonal=diagonal)
+    matrix = covariance + torch.diag_embed(lamb)
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)[..., None, :]
+    rows = conjugate_gradients(lambda x: x @ matrix, q[..., None, :], iterations=iterations, diagonal=diagonal)
+    return rows[..., 0, :]
 
 
 def _solve_token_exactly(q: Tensor, covariance: Tensor, lamb: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class Mesa(Rule):
     )
     states: ClassVar = {"H_kk": ("G", "K", "K"), "H_kv": ("G", "K", "V")}
     state_type = MesaState
-    constants = (Constant("iterations", default=30, above=0, whole=True),)
+    constants = (Constant("iterations", default=30, above=0, whole=True, drawn_by_width=2),)
     unit_scale = True
 
     def complete(self, gates: Gates, v: Tensor) -> Gates:

@@ -118,7 +118,8 @@ def draw_call(
     if edges and T:
         _put_keys(k, normal(("B",)))
         gates = {gate.name: _put_edges(gate, gates[gate.name], generator) for gate in rule.gates}
-    call = Call(rule, q, k, v, gates)
+    options = {x.name: x.drawn_by_width * K for x in rule.constants if x.drawn_by_width}
+    call = Call(rule, q, k, v, gates, options=options)
     if state:
         before = draw_call(rule, T=7, B=B, H=H, G=G, K=K, V=V, seed=seed + 1)
         call.state = before.run(form="recurrent")[1]
