@@ -1,12 +1,27 @@
 """Which families there are."""
 
-from scripts.mutants.chosen import additive, attention, delta, momentum, operator, recipe, ridge, rules
+from scripts.mutants.chosen import (
+    additive,
+    attention,
+    delta,
+    diagonal,
+    mesa,
+    momentum,
+    operator,
+    product,
+    recipe,
+    ridge,
+    rules,
+)
 
 FAMILIES = {
     "additive": additive.MUTANTS,
     "delta": delta.MUTANTS,
     "momentum": momentum.MUTANTS,
     "ridge": ridge.MUTANTS,
+    "mesa": mesa.MUTANTS,
+    "diagonal": diagonal.MUTANTS,
+    "product": product.MUTANTS,
     "attention": attention.MUTANTS,
     "operator": operator.MUTANTS,
     "rules": rules.MUTANTS,

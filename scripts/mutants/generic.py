@@ -55,7 +55,7 @@ def _suite(rules: str, *more: str) -> tuple[str, ...]:
 
 RULES = (
     "mamba2 linear_attention retention normalized_linear_attention gated_delta_rule delta_rule longhorn "
-    "momentum_delta_rule recursive_least_squares softmax_attention"
+    "momentum_delta_rule recursive_least_squares softmax_attention delta_product longhorn_diagonal mesa"
 )
 SOME = "gated_delta_rule recursive_least_squares softmax_attention normalized_linear_attention"
 ERRORS, COMPILER = "tests/ops", "tests/kernels/test_compile.py"
@@ -66,6 +66,9 @@ FILES: dict[str, tuple[str, ...]] = {
     "algebra/conjugate_gradients.py": ("tests/recipe/test_conjugate_gradients.py", "tests/recipe/test_closed_forms.py"),
     "algebra/decay.py": _suite("mamba2 momentum_delta_rule recursive_least_squares"),
     "algebra/delta.py": (*_suite("gated_delta_rule delta_rule longhorn"), *contract("longhorn", LAST)),
+    "algebra/diagonal.py": _suite("longhorn_diagonal"),
+    "algebra/implicit.py": _suite("mesa recursive_least_squares"),
+    "algebra/mesa.py": _suite("mesa"),
     "algebra/momentum.py": _suite("momentum_delta_rule"),
     "algebra/packing.py": (*contract(SOME, "packed_equals_separate"), *BETWEEN),
     "algebra/ridge.py": _suite("recursive_least_squares"),

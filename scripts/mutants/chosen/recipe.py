@@ -203,7 +203,7 @@ MUTANTS = (
     Mutant(
         "conjugate gradients forget the last direction",
         GRADIENTS,
-        "direction = step + _ratio(size, before, before > floor) * direction",
+        "direction = torch.addcmul(step, size / before, direction)",
         "direction = step",
         CG,
     ),

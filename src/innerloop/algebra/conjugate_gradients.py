@@ -40,12 +40,12 @@ def conjugate_gradients(
     residual = rhs if diagonal is None else rhs - matvec(x)
     # Below this a row is solved to rounding; going on would divide noise by noise until both underflow.
     floor = torch.finfo(rhs.dtype).eps ** 2 * (rhs * scaled).sum(-1, keepdim=True).detach()
-    direction = before = None
+    direction, before = torch.zeros_like(rhs), torch.ones_like(floor)
     for _ in range(iterations):
         step = residual if diagonal is None else residual / diagonal
         size = (residual * step).sum(-1, keepdim=True)
         # The direction of a solved row is of no account, if it is finite: its steps have no length.
-        direction = step if direction is None else torch.addcmul(step, size / before, direction)
+        direction = torch.addcmul(step, size / before, direction)
         solved = size <= floor
         before = size.masked_fill(solved, 1.0)
         product = matvec(direction)

@@ -37,8 +37,8 @@ def diagonal_chunks(
     size = max(1, TOGETHER // max(1, state.numel()))
     run = _read if must_stay_open() else _Reads.apply
     outputs = []
-    for part in zip(*(x.split(size, 2) for x in (q, k, rate, rate * v)), strict=True):
-        out, state = run(*part, state)
+    for queries, keys, paces, new in zip(*(x.split(size, 2) for x in (q, k, rate, rate * v)), strict=True):
+        out, state = run(queries, keys, paces, new, state)
         outputs.append(out)
     return torch.cat(outputs, 2), (state,)
 

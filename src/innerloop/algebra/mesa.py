@@ -9,6 +9,7 @@ from torch import Tensor
 
 from innerloop.algebra.additive import additive_chunks, memories
 from innerloop.algebra.conjugate_gradients import conjugate_gradients
+from innerloop.algebra.decay import chunk_fades
 from innerloop.algebra.implicit import implicit_solution
 from innerloop.algebra.ridge import each_covariance, fades_or_ones, ridge_solve
 
@@ -44,7 +45,7 @@ def mesa_chunks(
     x = implicit_solution(solve, _solve_exactly, _product, q, k, lamb, g, beta, covariance)
     written = _weighted(k, beta)
     out, (cross,) = additive_chunks(x, written, v, g, (cross,))
-    fade, carry = (None, None) if g is None else fades_or_ones(g, k)
+    fade, carry = chunk_fades(g, q.dtype)
     return out, (memories(written, k, fade, carry, covariance)[1], cross)
 
 
@@ -66,11 +67,11 @@ def _solve(
     pairs = fade if beta is None else fade * beta[..., None, :]  # [B, G, M, C, C]
     chunks = max(1, TOGETHER // (q[:, :, 0].numel() or 1))
     parts = zip(*(x.split(chunks, 2) for x in (q, k, lamb, carry, pairs, starts)), strict=True)
-    return torch.cat([_solve_part(*part, iterations) for part in parts], 2)
+    return torch.cat([_solve_part(*part, iterations=iterations) for part in parts], 2)
 
 
 def _solve_part(
-    q: Tensor, k: Tensor, lamb: Tensor, carry: Tensor, pairs: Tensor, starts: Tensor, iterations: int
+    q: Tensor, k: Tensor, lamb: Tensor, carry: Tensor, pairs: Tensor, starts: Tensor, *, iterations: int
 ) -> Tensor:
     def product(x: Tensor) -> Tensor:
         return torch.addcmul(torch.addcmul((pairs * (x @ k.mT)) @ k, carry, x @ starts), lamb, x)
