@@ -520,9 +520,19 @@ def test_mesas_gradient_solves_again_instead_of_going_back_through_the_steps(for
         lambda x: torch.einsum("bgkl,bgl->bgk", matrix, x),
         right,
         iterations=2,
-        diagonal=matrix.diagonal(dim1=-2, dim2=-1),
+        diagonal=call.gates["lamb"],
+        start=right / matrix.diagonal(dim1=-2, dim2=-1),
     )
     assert_close(slope[:, 8, 0], solution.sum(1), DOUBLE, "gradients")
+
+
+def test_mesa_needs_few_steps_where_keys_point_few_ways():
+    call = draw_call("mesa", B=1, T=256, H=1, G=1, K=32)
+    call.k[:] = call.k[:, :3].repeat(1, 86, 1, 1)[:, :256]
+    call.gates["g"][:] = 0
+    want, _ = call.run(form="chunk", iterations=64)
+    for form in ("recurrent", "chunk"):  # three directions beside the ridge's
+        assert_close(call.run(form=form, iterations=6)[0], want, DOUBLE)
 
 
 @pytest.mark.parametrize("left_out", [("g",), ("beta",), ("g", "beta")])

@@ -61,7 +61,13 @@ MUTANTS = (
     Mutant(
         "the step's cross moment does not fade", RULE, "g.exp()[..., None, None] * cross", "cross", (*STEP, *PREFIX)
     ),
-    Mutant("the past counts as if it had not faded", MESA, "carry, x @ starts), lamb", "1.0, x @ starts), lamb", FORMS),
+    Mutant(
+        "the past counts as if it had not faded",
+        MESA,
+        "carry, x @ starts), lamb",
+        "torch.ones_like(carry), x @ starts), lamb",
+        FORMS,
+    ),
     Mutant(
         "chunks start from the covariance of the whole",
         MESA,
@@ -80,9 +86,16 @@ MUTANTS = (
     Mutant(
         "the chunk form takes one step more",
         MESA,
-        "return conjugate_gradients(product, q, iterations=iterations, diagonal=diagonal)",
-        "return conjugate_gradients(product, q, iterations=iterations + 1, diagonal=diagonal)",
+        "return conjugate_gradients(product, q, iterations=iterations,",
+        "return conjugate_gradients(product, q, iterations=iterations + 1,",
         EARLY,
+    ),
+    Mutant(
+        "the diagonal is the preconditioner too",
+        MESA,
+        "diagonal=lamb, start=q / diagonal)",
+        "diagonal=diagonal, start=q / diagonal)",
+        tests(THEOREMS, "test_mesa_needs_few_steps_where_keys_point_few_ways"),
     ),
     Mutant(
         "both forms take one step less",

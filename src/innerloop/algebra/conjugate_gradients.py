@@ -9,12 +9,17 @@ from torch import Tensor
 
 
 def conjugate_gradients(
-    matvec: Callable[[Tensor], Tensor], rhs: Tensor, *, iterations: int, diagonal: Tensor | None = None
+    matvec: Callable[[Tensor], Tensor],
+    rhs: Tensor,
+    *,
+    iterations: int,
+    diagonal: Tensor | None = None,
+    start: Tensor | None = None,
 ) -> Tensor:
     r"""Solve :math:`A x = b` for every row b by a stated number of steps.
 
-    The diagonal of A, where given, is start (:math:`x_0 = b / \mathrm{diag} A`) and preconditioner; without it the
-    start is zero. A row that is solved to rounding, or whose right-hand side is 0, stays where it is: there is no exit
+    A diagonal near A, where given, is preconditioner and, with no other start, start (:math:`x_0 = b / d`); without
+    either the start is zero. A row that is solved to rounding, or whose right-hand side is 0, stays where it is: there is no exit
     that depends on the data, so the cost is the same for all inputs and the steps can be differentiated.
     Hestenes and Stiefel (1952), Methods of conjugate gradients for solving linear systems.
 
@@ -22,7 +27,8 @@ def conjugate_gradients(
         matvec: Multiplies every row of ``[..., K]`` by its matrix, symmetric and positive definite.
         rhs: Right-hand sides, ``[..., K]``.
         iterations: Number of steps, at least 0. In exact arithmetic K of them solve the system.
-        diagonal: Diagonals of the matrices, positive, broadcastable to ``rhs``.
+        diagonal: Diagonals near the matrices, such as their own, positive, broadcastable to ``rhs``.
+        start: Where to start, ``[..., K]``.
 
     Returns:
         The solutions, ``[..., K]``.
@@ -36,8 +42,10 @@ def conjugate_gradients(
         True
     """
     scaled = rhs if diagonal is None else rhs / diagonal
-    x = torch.zeros_like(rhs) if diagonal is None else scaled
-    residual = rhs if diagonal is None else rhs - matvec(x)
+    if start is None and diagonal is not None:
+        start = scaled
+    x = torch.zeros_like(rhs) if start is None else start
+    residual = rhs if start is None else rhs - matvec(start)
     # Below this a row is solved to rounding; going on would divide noise by noise until both underflow.
     floor = torch.finfo(rhs.dtype).eps ** 2 * (rhs * scaled).sum(-1, keepdim=True).detach()
     direction, before = torch.zeros_like(rhs), torch.ones_like(floor)

@@ -34,7 +34,9 @@ def mesa_chunks(
     .. math:: (H_t + \Lambda) x_t \; \text{is row} \; t \; \text{of} \;
         p \odot (X H_0) + (P \beta \circ X K^\top) K + \lambda \circ X,
 
-    so that no H_t is formed. Von Oswald et al. (2025), arXiv:2506.05233.
+    so that no H_t is formed. The start is that of von Oswald et al. (2025), arXiv:2506.05233, q over the diagonal;
+    the preconditioner is lamb, not the diagonal: keys that repeat or point one way give H few directions, which stay
+    few in units of lamb (1e-14 where the diagonal's 30 steps leave 1e-4: one key 1024 times, K = 64).
 
     Returns:
         ``o``, ``[B, G, M, C, V]``, and both moments after the last chunk.
@@ -77,7 +79,7 @@ def _solve_part(
         return torch.addcmul(torch.addcmul((pairs * (x @ k.mT)) @ k, carry, x @ starts), lamb, x)
 
     diagonal = carry * starts.diagonal(dim1=-2, dim2=-1)[..., None, :] + pairs @ k.square() + lamb
-    return conjugate_gradients(product, q, iterations=iterations, diagonal=diagonal)
+    return conjugate_gradients(product, q, iterations=iterations, diagonal=lamb, start=q / diagonal)
 
 
 def _solve_exactly(
@@ -94,9 +96,10 @@ def _product(x: Tensor, k: Tensor, lamb: Tensor, g: Tensor | None, beta: Tensor 
 
 def _solve_token(q: Tensor, covariance: Tensor, lamb: Tensor, *, iterations: int) -> Tensor:
     matrix = covariance + torch.diag_embed(lamb)
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1)[..., None, :]
-    rows = conjugate_gradients(lambda x: x @ matrix, q[..., None, :], iterations=iterations, diagonal=diagonal)
-    return rows[..., 0, :]
+    start = q / matrix.diagonal(dim1=-2, dim2=-1)
+    rows, diagonal, first = (x[..., None, :] for x in (q, lamb, start))
+    found = conjugate_gradients(lambda x: x @ matrix, rows, iterations=iterations, diagonal=diagonal, start=first)
+    return found[..., 0, :]
 
 
 def _solve_token_exactly(q: Tensor, covariance: Tensor, lamb: Tensor) -> Tensor:

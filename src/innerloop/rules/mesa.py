@@ -131,9 +131,9 @@ def mesa(
         H_{kk} \leftarrow e^{g_t} H_{kk} + \beta_t k_t k_t^\top, \qquad
         H_{kv} \leftarrow e^{g_t} H_{kv} + \beta_t k_t v_t^\top
 
-    Von Oswald et al. (2025), arXiv:2506.05233. Every token takes the same number of steps from Jacobi's start with
-    Jacobi's preconditioner, K of them to the solution but for rounding (2 K where it is ill-conditioned). The gradient
-    is that of the solution, not of the steps: with few of them it is as far from the steps' own as they are from the
+    Von Oswald et al. (2025), arXiv:2506.05233. Every token takes the same number of steps from ``q`` over the diagonal,
+    in units of lamb: K of them to the solution but for rounding, fewer where the past points few ways. The gradient is
+    that of the solution, not of the steps: with few of them it is as far from the steps' own as they are from the
     solution.
 
     Args:
