@@ -19,8 +19,8 @@ def conjugate_gradients(
     r"""Solve :math:`A x = b` for every row b by a stated number of steps.
 
     A diagonal near A, where given, is preconditioner and, with no other start, start (:math:`x_0 = b / d`); without
-    either the start is zero. A row that is solved to rounding, or whose right-hand side is 0, stays where it is: there is no exit
-    that depends on the data, so the cost is the same for all inputs and the steps can be differentiated.
+    either the start is zero. A row that is solved to rounding, or whose right-hand side is 0, stays where it is: there
+    is no exit that depends on the data, so the cost is the same for all inputs and the steps can be differentiated.
     Hestenes and Stiefel (1952), Methods of conjugate gradients for solving linear systems.
 
     Args:
