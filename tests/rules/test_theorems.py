@@ -449,10 +449,11 @@ def mesa_moments(call, t):
     return covariance + call.gates["lamb"].diag_embed(), cross
 
 
+@pytest.mark.parametrize("iterations", [5, 10])
 @pytest.mark.parametrize("form", ["recurrent", "chunk"])
-def test_mesa_solves_the_weighted_ridge_problem_of_every_prefix(form):
-    call = draw_call("mesa", T=19)
-    o, _ = call.run(form=form, chunk_size=4)
+def test_mesa_solves_the_weighted_ridge_problem_of_every_prefix(form, iterations):
+    call = draw_call("mesa", T=19)  # K = 5
+    o, _ = call.run(form=form, chunk_size=4, iterations=iterations)
     for t in (1, 7, 18):
         matrix, cross = mesa_moments(call, t)
         fit = torch.linalg.solve(matrix, cross)
