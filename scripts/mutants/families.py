@@ -1,6 +1,19 @@
 """Which families there are."""
 
-from scripts.mutants.chosen import additive, attention, channel, delta, momentum, operator, recipe, ridge, rules
+from scripts.mutants.chosen import (
+    additive,
+    attention,
+    channel,
+    delta,
+    diagonal,
+    mesa,
+    momentum,
+    operator,
+    product,
+    recipe,
+    ridge,
+    rules,
+)
 
 FAMILIES = {
     "additive": additive.MUTANTS,
@@ -8,6 +21,9 @@ FAMILIES = {
     "channel": channel.MUTANTS,
     "momentum": momentum.MUTANTS,
     "ridge": ridge.MUTANTS,
+    "mesa": mesa.MUTANTS,
+    "diagonal": diagonal.MUTANTS,
+    "product": product.MUTANTS,
     "attention": attention.MUTANTS,
     "operator": operator.MUTANTS,
     "rules": rules.MUTANTS,

@@ -55,7 +55,8 @@ def _suite(rules: str, *more: str) -> tuple[str, ...]:
 
 RULES = (
     "mamba2 linear_attention retention normalized_linear_attention gated_delta_rule delta_rule longhorn "
-    "momentum_delta_rule recursive_least_squares softmax_attention gla kda gdn2 rwkv7"
+    "momentum_delta_rule recursive_least_squares softmax_attention gla kda gdn2 rwkv7 "
+    "delta_product longhorn_diagonal mesa"
 )
 SOME = "gated_delta_rule recursive_least_squares softmax_attention normalized_linear_attention"
 TYPICAL = ("gated_delta_rule", "softmax_attention")
@@ -79,6 +80,9 @@ FILES: dict[str, tuple[str, ...]] = {
     "algebra/conjugate_gradients.py": ("tests/recipe/test_conjugate_gradients.py", "tests/recipe/test_closed_forms.py"),
     "algebra/decay.py": _suite("mamba2 momentum_delta_rule recursive_least_squares"),
     "algebra/delta.py": (*_suite("gated_delta_rule delta_rule longhorn"), *contract("longhorn", LAST)),
+    "algebra/diagonal.py": _suite("longhorn_diagonal"),
+    "algebra/implicit.py": _suite("mesa recursive_least_squares"),
+    "algebra/mesa.py": _suite("mesa"),
     "algebra/momentum.py": _suite("momentum_delta_rule"),
     "algebra/packing.py": (*contract(SOME, "packed_equals_separate"), *BETWEEN),
     "algebra/ridge.py": _suite("recursive_least_squares"),

@@ -48,6 +48,8 @@ def check_options(
     if constants:
         for constant, value in zip(rule.constants, constants, strict=False):
             _check_number(constant.name, value, constant.above)
+            if constant.whole and value != int(value):
+                raise ValueError(f"{constant.name} must be a whole number; got {value}")
     if backend is not None:
         if backend not in BACKENDS:
             raise ValueError(f"backend must be None or one of {', '.join(map(repr, BACKENDS))}; got {backend!r}")
@@ -182,8 +184,8 @@ def _check_tokens(
         _check_multiple("q", sizes["Q"], "k", sizes["H"])
     else:
         _check_multiple("v", sizes["G"], "q and k", sizes["H"])
-    for axis in ("K", "V"):
-        if sizes[axis] < 1:
+    for axis in ("K", "V", "n"):
+        if sizes.get(axis, 1) < 1:
             raise ValueError(f"{axis} must be at least 1; got {sizes[axis]}")
     for gate in rule.gates:
         value = gates[gate.name]

@@ -15,6 +15,7 @@ from innerloop import dispatch
 from innerloop.checks import Backend, Form, check_inputs, check_options, check_token
 from innerloop.dispatch import Plan
 from innerloop.rule import Rule, State, get, take_gates
+from innerloop.rules.delta_product import delta_product
 from innerloop.rules.delta_rule import delta_rule
 from innerloop.rules.gated_delta_rule import gated_delta_rule
 from innerloop.rules.gdn2 import gdn2
@@ -22,7 +23,9 @@ from innerloop.rules.gla import gla
 from innerloop.rules.kda import kda
 from innerloop.rules.linear_attention import linear_attention
 from innerloop.rules.longhorn import longhorn
+from innerloop.rules.longhorn_diagonal import longhorn_diagonal
 from innerloop.rules.mamba2 import mamba2
+from innerloop.rules.mesa import MesaState, mesa
 from innerloop.rules.momentum_delta_rule import MomentumState, momentum_delta_rule
 from innerloop.rules.normalized_linear_attention import NormalizedState, normalized_linear_attention
 from innerloop.rules.recursive_least_squares import MomentState, recursive_least_squares
@@ -32,9 +35,11 @@ from innerloop.rules.softmax_attention import AttentionState, softmax_attention
 
 __all__ = [
     "AttentionState",
+    "MesaState",
     "MomentState",
     "MomentumState",
     "NormalizedState",
+    "delta_product",
     "delta_rule",
     "explain",
     "gated_delta_rule",
@@ -43,7 +48,9 @@ __all__ = [
     "kda",
     "linear_attention",
     "longhorn",
+    "longhorn_diagonal",
     "mamba2",
+    "mesa",
     "momentum_delta_rule",
     "normalized_linear_attention",
     "recursive_least_squares",

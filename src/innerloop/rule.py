@@ -43,6 +43,8 @@ class Gate:
     optional: bool = False
     enforced: bool = False
     """Whether a value outside of ``[low, high]`` is an error (NaN always is)."""
+    drawn: tuple[float, float] | None = None
+    """What tests draw, if not all of ``[low, high]``."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class Constant:
     default: float
     above: float
     """Values must be larger than this."""
+    whole: bool = False
+    """Whether values must be whole numbers."""
+    drawn_by_width: float | None = None
+    """What tests draw, as a multiple of K; the default if None."""
 
 
 class Rule:
@@ -255,9 +261,9 @@ def _check_definition(rule: Rule) -> None:
 
 def _check_axes(rule: Rule, kind: str) -> None:
     for gate in rule.gates:
-        if unknown := set(gate.axes) - {"B", "T", "H", "G", "K", "V"}:
+        if unknown := set(gate.axes) - {"B", "T", "n", "H", "G", "K", "V"}:
             raise ValueError(
-                f"{kind}: gate {gate.name} must have axes of B, T, H, G, K, V; got {', '.join(sorted(unknown))}"
+                f"{kind}: gate {gate.name} must have axes of B, T, n, H, G, K, V; got {', '.join(sorted(unknown))}"
             )
         if not gate.low < gate.high:
             raise ValueError(f"{kind}: gate {gate.name} must have low < high; got {gate.low} and {gate.high}")

@@ -2,7 +2,8 @@
 
 B batch, T time, C position in a chunk, H key head, G value head (a multiple of H; value head ``h`` reads key head
 ``h // (G // H)``), K key width, V value width, D model width, N sequences (B of them, or as many as are packed in one
-row), S remembered tokens. Public order is ``[B, T, H, K]``, inside a chunk ``[B, G, C, K]``, a memory ``[N, G, K, V]``.
+row), S remembered tokens, n steps a token. Public order is ``[B, T, H, K]`` (``[B, T, n, H, K]``), inside a chunk
+``[B, G, C, K]``, a memory ``[N, G, K, V]``.
 """
 
 from __future__ import annotations

@@ -10,10 +10,12 @@ from innerloop.testing import draw_call
 
 LOOPS = [module.RULE.loop for module in rules.ALL if not module.RULE.grows]  # attention looks at the whole past
 CHANNELED = [families.CHANNEL_ADDITIVE, families.CHANNEL_DELTA, families.DECOUPLED_DELTA, families.GENERALIZED_DELTA]
-CHUNKED = [families.ADDITIVE, families.DELTA, families.PROXIMAL_DELTA, families.MOMENTUM, families.RIDGE, *CHANNELED]
+CHUNKED = [families.ADDITIVE, families.DELTA, families.PROXIMAL_DELTA, families.MOMENTUM, families.RIDGE,
+           families.DIAGONAL, families.MESA, *CHANNELED]  # fmt: skip
 RULE_OF = {"additive": "mamba2", "delta": "gated_delta_rule", "proximal_delta": "longhorn",
            "momentum": "momentum_delta_rule", "ridge": "recursive_least_squares", "channel_additive": "gla",
-           "channel_delta": "kda", "decoupled_delta": "gdn2", "generalized_delta": "rwkv7"}  # fmt: skip
+           "channel_delta": "kda", "decoupled_delta": "gdn2", "generalized_delta": "rwkv7",
+           "diagonal": "longhorn_diagonal", "mesa": "mesa"}  # fmt: skip
 
 
 class Written(TorchDispatchMode):
@@ -36,7 +38,7 @@ def written(operator, rule, length, packing=None):
     states = [None] * len(call.rule.states)
     constants = [constant.default for constant in call.rule.constants]
     needs = [True] * (3 + len(gates)) + [False] * len(states)
-    grads = [torch.ones_like(call.v)] + [None] * len(states)
+    grads = [call.v.new_ones((*call.q.shape[:2], *call.v.shape[-2:]))] + [None] * len(states)
     with Written() as mode:
         operator._gradients(call.q, call.k, call.v, *gates, *states, packing, 1.0, False, 16, constants, *grads, needs)
     return mode.total

@@ -24,14 +24,19 @@ def wrong(call, error, match, **options):
 def test_a_wrong_shape_names_axes_and_sizes(name):
     call = draw_call(name)
     call.v = call.v[:, :-1]
-    wrong(call, ValueError, r"v must have shape \[B, T, ., V\] with B=2, T=37.*got \[2, 36")
+    wrong(call, ValueError, r"v must have shape \[B, T, (n, )?., V\] with B=2, T=37.*got \[2, 36")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_axis_is_named(name):
     call = draw_call(name)
     call.k = call.k[0]
-    wrong(call, ValueError, r"k must have shape \[B, T, H, K\].*got \[37, 2, 5\]")
+    wrong(call, ValueError, r"k must have shape \[B, T, (n, )?H, K\].*got \[37, (2, )?2, 5\]")
+
+
+def test_no_steps_a_token_are_refused():
+    call = draw_call("delta_product").map(lambda name, x: x[:, :, :0] if name in ("k", "v", "beta") else x)
+    wrong(call, ValueError, "n must be at least 1; got 0")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -40,7 +40,7 @@ def test_every_option_is_handed_on(name):
     function, rule = getattr(ops, name), registry.get(name)
     call = draw_call(name, T=9, state=True)
     same(function(call.q, call.k, call.v, **call.gates), ops.run(name, call.q, call.k, call.v, **call.gates), rule)
-    constants = {constant.name: 0.3 for constant in rule.constants}
+    constants = {constant.name: 2 for constant in rule.constants}
     options = {"initial_state": call.state, "output_final_state": True, **call.gates, **constants}
     for form in ({"form": "recurrent"}, {"form": "chunk", "chunk_size": 4, "backend": "torch"}):
         given = {**options, **form, "scale": 0.7, "use_qk_l2norm_in_kernel": True}

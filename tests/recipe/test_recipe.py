@@ -23,6 +23,7 @@ from innerloop.recipe import (
     Recipe,
     ScalarDecay,
     Uniform,
+    WeightedDecay,
     Window,
     dot,
 )
@@ -77,6 +78,8 @@ EXACT = [
     Recipe(QueryKernel(), KernelSmoother(), Exact()),
     Recipe(QueryKernel(dot), KernelSmoother(), Exact()),
     Recipe(QueryKernel(), LinearMap(), Exact(ridge=0.1)),
+    Recipe(WeightedDecay(), LinearMap(), Exact(ridge=0.1)),
+    Recipe(WeightedDecay(g=-0.1, weight=0.7), FeatureMap(phi), Exact(ridge=0.1)),
 ]
 STEPS = [
     Recipe(Uniform(), LinearMap(), CrossMoment()),
@@ -91,6 +94,7 @@ UNUSUAL = [
     Recipe(Uniform(), MLP((K, 4, V)), GradientStep(rate=0.1, momentum=0.5, loss=huber)),
     Recipe(ScalarDecay(), MLP((K, 3, V), activation="silu", bias=False), ImplicitStep(steps=2)),
     Recipe(Window(2), FeatureMap(phi), ImplicitStep(math.inf)),
+    Recipe(WeightedDecay(), LinearMap(), CrossMoment()),
 ]
 EVERY = EXACT + STEPS + UNUSUAL
 
@@ -107,6 +111,20 @@ def test_the_loop_reaches_the_optimum_that_brute_force_finds(recipe):
     got, _ = recipe.run(q, k, v, gates=gates)
     # The loop squares the condition number of the design, which brute force does not.
     assert_close(got, recipe.fit_all(q, k, v, gates=gates), bar=1e-10)
+
+
+def test_a_pair_that_enters_with_weight_zero_leaves_no_trace_and_a_finite_gradient():
+    q, k, v = inputs()
+    weight = torch.ones(B, T, G, dtype=torch.float64)
+    weight[:, 2] = 0
+    weight.requires_grad_()
+    recipe = Recipe(WeightedDecay(g=-0.1), LinearMap(), Exact(ridge=0.1))
+    got, _ = recipe.run(q, k, v, gates={"weights.weight": weight})
+    v[:, 2] = 100.0
+    assert_close(recipe.run(q, k, v, gates={"weights.weight": weight})[0], got)
+    (slope,) = torch.autograd.grad(got.sum(), weight)
+    assert slope.isfinite().all()
+    assert slope[:, 2].any()
 
 
 def test_a_ridge_that_is_a_number_is_that_of_brute_force():

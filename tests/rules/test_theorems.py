@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from innerloop import ops
+from innerloop import ops, rules
+from innerloop.algebra import diagonal
+from innerloop.algebra.conjugate_gradients import conjugate_gradients
 from innerloop.testing import TOLERANCES, assert_close, draw_call, error, gradients, outcome
 
 DOUBLE = torch.float64
@@ -346,3 +349,340 @@ def test_an_offset_beyond_two_gigabytes_is_read_right():
         far, _ = ops.linear_attention(view, view, view, form=form)
         near, _ = ops.linear_attention(k, k, k, form=form)
         assert torch.equal(far, near)
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_delta_product_takes_gradient_steps_on_its_pairs_in_order(form):
+    call = draw_call("delta_product", B=1, T=5, H=1, G=1, state=True)
+    state, outputs = call.state, []
+    for t in range(5):
+        state = call.gates["g"][:, t, :, None, None].exp() * state
+        for i in range(2):
+            leaf = state.detach().requires_grad_()
+            error = torch.einsum("bgkv,bgk->bgv", leaf, call.k[:, t, i]) - call.v[:, t, i]
+            (slope,) = torch.autograd.grad(0.5 * error.square().sum(), leaf)
+            state = state - call.gates["beta"][:, t, i, :, None, None] * slope
+        outputs.append(torch.einsum("bgkv,bgk->bgv", state, call.q[:, t]))
+    o, after = call.run(form=form, scale=1.0)
+    assert_close(o, torch.stack(outputs, 1), DOUBLE)
+    assert_close(after, state, DOUBLE)
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_delta_product_of_one_step_is_the_gated_delta_rule(form):
+    call = draw_call("gated_delta_rule", state=True, edges=True)
+    want = outcome(call.rule, call.run())
+    once = {"k": call.k[:, :, None], "v": call.v[:, :, None], "beta": call.gates["beta"][:, :, None]}
+    options = {"initial_state": call.state, "output_final_state": True, "form": form}
+    assert_close(outcome(call.rule, ops.delta_product(call.q, **once, g=call.gates["g"], **options)), want, DOUBLE)
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_delta_product_of_n_steps_is_the_delta_rule_over_n_times_as_many_tokens(form, n):
+    call = draw_call("delta_rule", T=12 * n, state=True, edges=True).tracked()
+    truth = call.run()
+    want = {"o": truth[0][:, n - 1 :: n], "S": truth[1]}
+    k, v, beta = (x.unflatten(1, (12, n)) for x in (call.k, call.v, call.gates["beta"]))
+    got = ops.delta_product(
+        call.q[:, n - 1 :: n], k, v, beta=beta, initial_state=call.state, output_final_state=True, form=form
+    )
+    assert_close(outcome(call.rule, got), want, DOUBLE)
+    assert_close(gradients(call, got), gradients(call, (want["o"], truth[1])), DOUBLE, "gradients")
+
+
+def test_delta_product_fades_once_a_token_and_counts_packed_tokens_not_steps():
+    call = draw_call("delta_product", B=1, T=9)
+    k, v = call.k.flatten(1, 2), call.v.flatten(1, 2)
+    beta, g = call.gates["beta"].flatten(1, 2), call.gates["g"].repeat_interleave(2, 1)
+    g[:, 1::2] = 0
+    whole, state = ops.gated_delta_rule(
+        call.q.repeat_interleave(2, 1), k, v, g=g, beta=beta, cu_seqlens=torch.tensor([0, 8, 18]),
+        output_final_state=True,
+    )  # fmt: skip
+    for form in ("recurrent", "chunk"):
+        o, after = call.run(form=form, cu_seqlens=torch.tensor([0, 4, 9]))
+        assert_close(o, whole[:, 1::2], DOUBLE)
+        assert_close(after, state, DOUBLE)
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_delta_product_without_a_decay_has_one_of_zero(form):
+    call = draw_call("delta_product", state=True)
+    call.gates["g"][:] = 0
+    want = outcome(call.rule, call.run(form=form))
+    del call.gates["g"]
+    assert_close(outcome(call.rule, call.run(form=form)), want, DOUBLE)
+    packed = draw_call("delta_product", B=1, T=9)
+    packed.gates["g"][:] = 0
+    want = outcome(packed.rule, packed.run(form=form, cu_seqlens=torch.tensor([0, 4, 9])))
+    del packed.gates["g"]
+    assert_close(outcome(packed.rule, packed.run(form=form, cu_seqlens=torch.tensor([0, 4, 9]))), want, DOUBLE)
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_diagonal_longhorn_keeps_the_diagonal_of_the_proximal_solution(form):
+    call = draw_call("longhorn_diagonal", B=1, T=5, H=1, G=1, K=3, V=2, state=True)
+    channels = call.state[0, 0].T.clone()  # [V, K]: a problem of its own for each channel of the value
+    outputs = []
+    for q, k, v, beta in zip(*(x[0, :, 0] for x in (call.q, call.k, call.v, call.gates["beta"])), strict=True):
+        for c in range(2):
+
+            def solve(before, k=k, v=v[c], beta=beta[c]):
+                def loss(s):
+                    return 0.5 * (s - before).square().sum() + 0.5 * beta * (s @ k - v).square()
+
+                slope, curvature = torch.func.grad(loss)(before), torch.func.jacrev(torch.func.grad(loss))(before)
+                return before - torch.linalg.solve(curvature, slope)
+
+            transition = torch.func.jacrev(solve)(channels[c])
+            channels[c] = transition.diagonal() * channels[c] + solve(torch.zeros(3, dtype=DOUBLE))
+        outputs.append(channels @ q)
+    o, state = call.run(form=form, scale=1.0)
+    assert_close(o[0, :, 0], torch.stack(outputs), DOUBLE)
+    assert_close(state[0, 0].T, channels, DOUBLE)
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_diagonal_longhorn_is_longhorn_where_keys_have_one_channel(form):
+    call = draw_call("longhorn", K=1, state=True)
+    call.k *= torch.linspace(0.1, 3, 37, dtype=DOUBLE)[:, None, None]
+    want = outcome(call.rule, call.run())
+    wide = call.gates["beta"][..., None].expand_as(call.v)
+    options = {"initial_state": call.state, "output_final_state": True, "form": form}
+    assert_close(outcome(call.rule, ops.longhorn_diagonal(call.q, call.k, call.v, beta=wide, **options)), want, DOUBLE)
+
+
+def test_diagonal_longhorn_that_never_writes_keeps_all():
+    call = draw_call("longhorn_diagonal", state=True)
+    call.gates["beta"][:] = 0
+    for form in ("recurrent", "chunk"):
+        assert torch.equal(call.run(form=form)[1], call.state)
+
+
+def test_diagonal_longhorn_overwrites_an_axis_at_the_largest_beta():
+    largest = torch.finfo(torch.float32).max
+    k = torch.eye(3).repeat(4, 1)[None, :, None]  # every axis four times
+    v = torch.randn(1, 12, 1, 5, generator=torch.Generator().manual_seed(0))
+    for form in ("recurrent", "chunk"):
+        o, state = ops.longhorn_diagonal(
+            k, 2 * k, v, beta=torch.full_like(v, largest), scale=1.0, output_final_state=True, form=form
+        )
+        assert_close(o, v / 2, torch.float32)
+        assert_close(state[0, 0], v[0, 9:, 0] / 2, torch.float32)
+    with pytest.raises(ValueError, match=r"beta must lie in .* got a maximum of inf"):
+        ops.longhorn_diagonal(k, k, v, beta=torch.full_like(v, torch.inf))
+
+
+@pytest.mark.parametrize("together", [1, 250, 1000])
+def test_diagonal_longhorn_does_not_depend_on_how_many_chunks_run_together(together, monkeypatch):
+    call = draw_call("longhorn_diagonal", state=True).tracked()
+    truth = call.run(form="recurrent")
+    want, slopes = outcome(call.rule, truth), gradients(call, truth)
+    monkeypatch.setattr(diagonal, "TOGETHER", together)  # one memory is 2 x 4 x 5 x 3
+    for size in (1, 4, 16):
+        got = call.run(form="chunk", chunk_size=size)
+        assert_close(outcome(call.rule, got), want, DOUBLE)
+        assert_close(gradients(call, got), slopes, DOUBLE, "gradients")
+
+
+def test_diagonal_longhorn_has_second_derivatives_over_several_parts(monkeypatch):
+    monkeypatch.setattr(diagonal, "TOGETHER", 48)
+    seconds = []
+    for form in ({"form": "recurrent"}, {"form": "chunk", "chunk_size": 2}):
+        call = draw_call("longhorn_diagonal", B=1, T=11, H=1, G=2, K=3, V=4, state=True).tracked()
+        first = torch.autograd.grad(call.run(**form)[0].square().sum(), (call.q, call.k), create_graph=True)
+        total = sum(x.square().sum() for x in first)
+        seconds.append(
+            dict(zip(call.tensors(), torch.autograd.grad(total, list(call.tensors().values())), strict=True))
+        )
+    assert_close(seconds[1], seconds[0], DOUBLE, "gradients")
+
+
+def mesa_moments(call, t):
+    """Return ``H_kk + diag lamb`` and ``H_kv`` of a mesa call after token t, by a sum over all pairs."""
+    fade = call.gates["g"][:, 1 : t + 1].flip(1).cumsum(1).flip(1).exp()  # [B, t, G]: after each pair but the last
+    weight = call.gates["beta"][:, : t + 1] * torch.cat((fade, torch.ones_like(fade[:, :1])), 1)[:, : t + 1]
+    keys = call.k[:, : t + 1].repeat_interleave(2, 2)
+    covariance = torch.einsum("bsg,bsgk,bsgl->bgkl", weight, keys, keys)
+    cross = torch.einsum("bsg,bsgk,bsgv->bgkv", weight, keys, call.v[:, : t + 1])
+    return covariance + call.gates["lamb"].diag_embed(), cross
+
+
+@pytest.mark.parametrize("iterations", [5, 10])
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_mesa_solves_the_weighted_ridge_problem_of_every_prefix(form, iterations):
+    call = draw_call("mesa", T=19)  # K = 5
+    o, _ = call.run(form=form, chunk_size=4, iterations=iterations)
+    for t in (1, 7, 18):
+        matrix, cross = mesa_moments(call, t)
+        fit = torch.linalg.solve(matrix, cross)
+        assert_close(o[:, t], torch.einsum("bgkv,bgk->bgv", fit, call.q[:, t].repeat_interleave(2, 1)), DOUBLE)
+
+
+def test_mesa_with_one_ridge_and_no_decay_is_recursive_least_squares_and_the_batch_ridge():
+    q, k, v = (x.requires_grad_() for x in qkv(G=2))
+    want, _ = ops.recursive_least_squares(q, k, v, ridge=0.3)
+    slopes = torch.autograd.grad(want.square().sum(), (q, k, v))
+    for form in ("recurrent", "chunk"):
+        o, _ = ops.mesa(q, k, v, lamb=torch.full((2, 5), 0.3, dtype=DOUBLE), iterations=10, form=form)
+        assert_close(o, want, DOUBLE)
+        for got, slope in zip(torch.autograd.grad(o.square().sum(), (q, k, v)), slopes, strict=True):
+            assert_close(got, slope, DOUBLE, "gradients")
+    keys, values = (x.transpose(1, 2) for x in (k, v))
+    fit = torch.linalg.solve(keys.mT @ keys + 0.3 * torch.eye(5, dtype=DOUBLE), keys.mT @ values)
+    assert_close(want[:, -1], torch.einsum("bhkv,bhk->bhv", fit, q[:, -1]), DOUBLE)
+
+
+def test_mesa_that_stops_early_is_the_same_in_every_form_and_no_solution():
+    call = draw_call("mesa", T=23, K=16, state=True).tracked()
+    exact, _ = call.run()
+    for steps in (1, 3):
+        truth = call.run(form="recurrent", iterations=steps)
+        want, slopes = outcome(call.rule, truth), gradients(call, truth)
+        assert error(want["o"], exact) > 1e-3
+        for size in (1, 4, 16, 64):
+            got = call.run(form="chunk", chunk_size=size, iterations=steps)
+            assert_close(outcome(call.rule, got), want, DOUBLE)
+            assert_close(gradients(call, got), slopes, DOUBLE, "gradients")
+        state = call.state
+        for t in range(23):
+            gates = {name: x if name == "lamb" else x[:, t] for name, x in call.gates.items()}
+            o, state = ops.step(
+                "mesa", call.q[:, t], call.k[:, t], call.v[:, t], state=state, iterations=steps, **gates
+            )
+            assert_close(o, want["o"][:, t], DOUBLE)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the framework's own
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_mesa_that_stops_early_stops_early_under_transforms_too(form):
+    call = draw_call("mesa", T=9, K=16, state=True)
+    want, _ = call.run(form=form, iterations=2)
+
+    def run(v):
+        return call.map(lambda name, x: v if name == "v" else x).run(form=form, iterations=2)[0]
+
+    assert_close(torch.func.vmap(run)(call.v[None])[0], want, DOUBLE)
+    assert_close(torch.func.jvp(run, (call.v,), (call.v,))[0], want, DOUBLE)
+    assert_close(torch.func.vjp(run, call.v)[0], want, DOUBLE)
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_mesas_gradient_solves_again_instead_of_going_back_through_the_steps(form):
+    call = draw_call("mesa", T=9, K=16, G=2, H=1)
+    q = call.q.clone().requires_grad_()
+    weight = torch.randn(call.v.shape, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
+    o, _ = ops.mesa(q, call.k, call.v, **call.gates, iterations=2, form=form)
+    (slope,) = torch.autograd.grad((o * weight).sum(), q)
+    matrix, cross = mesa_moments(call, 8)
+    right = torch.einsum("bgkv,bgv->bgk", cross, weight[:, 8])
+    solution = conjugate_gradients(
+        lambda x: torch.einsum("bgkl,bgl->bgk", matrix, x),
+        right,
+        iterations=2,
+        diagonal=call.gates["lamb"],
+        start=right / matrix.diagonal(dim1=-2, dim2=-1),
+    )
+    assert_close(slope[:, 8, 0], solution.sum(1), DOUBLE, "gradients")
+
+
+def test_mesa_needs_few_steps_where_keys_point_few_ways():
+    call = draw_call("mesa", B=1, T=256, H=1, G=1, K=32)
+    call.k[:] = call.k[:, :3].repeat(1, 86, 1, 1)[:, :256]
+    call.gates["g"][:] = 0
+    want, _ = call.run(form="chunk", iterations=64)
+    for form in ("recurrent", "chunk"):  # three directions beside the ridge's
+        assert_close(call.run(form=form, iterations=6)[0], want, DOUBLE)
+
+
+@pytest.mark.parametrize("left_out", [("g",), ("beta",), ("g", "beta")])
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_mesa_without_a_gate_has_no_decay_and_pairs_of_weight_one(form, left_out):
+    bounds = torch.tensor([0, 4, 19])
+    for options in ({}, {"cu_seqlens": bounds}):
+        call = draw_call("mesa", B=1, T=19)
+        call.state = draw_call("mesa", B=1 + bool(options), state=True).state
+        for gate in left_out:
+            call.gates[gate][:] = 0.0 if gate == "g" else 1.0
+        call = call.tracked()
+        truth = call.run(form=form, **options)
+        bare = call.tracked()
+        bare.gates = {name: x for name, x in bare.gates.items() if name not in left_out}
+        result = bare.run(form=form, **options)
+        assert_close(outcome(call.rule, result), outcome(call.rule, truth), DOUBLE)
+        slopes = {name: x for name, x in gradients(call, truth).items() if name not in left_out}
+        assert_close(gradients(bare, result), slopes, DOUBLE, "gradients")
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_mesa_makes_a_given_covariance_symmetric(form):
+    call = draw_call("mesa", T=5, state=True)
+    whole = torch.randn(call.state.H_kk.shape, generator=torch.Generator().manual_seed(2), dtype=DOUBLE)
+    want = outcome(call.rule, call.run(form=form))
+    call.state = call.state._replace(H_kk=call.state.H_kk + whole - whole.mT)
+    call = call.tracked()
+    result = call.run(form=form)
+    assert_close(outcome(call.rule, result), want, DOUBLE)
+    slope = gradients(call, result)["H_kk"]
+    assert_close(slope, slope.mT, DOUBLE, "gradients")
+
+
+def test_mesas_ridge_belongs_to_its_head_and_channel():
+    call = draw_call("mesa", T=5)
+    o, _ = call.run()
+    call.gates["lamb"][2, 3] *= 1.5
+    other, _ = call.run()
+    changed = (o != other).any(-1).any(1).any(0)
+    assert changed.tolist() == [False, False, True, False]
+    for wrong, match in (
+        (call.gates["lamb"][:, 0], r"lamb must have shape \[G, K\]"),
+        (call.gates["lamb"].T, r"lamb must have shape \[G, K\] with G=4, K=5"),
+        (0 * call.gates["lamb"], "lamb must lie in .* got a minimum of 0"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            ops.mesa(call.q, call.k, call.v, lamb=wrong)
+    for wrong, match in ((0, "finite and above 0"), (2.5, "a whole number; got 2.5")):
+        with pytest.raises(ValueError, match=f"iterations must be {match}"):
+            ops.mesa(call.q, call.k, call.v, lamb=call.gates["lamb"], iterations=wrong)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that any operation returned."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        found = result if isinstance(result, (tuple, list)) else (result,)
+        self.numel = max([self.numel, *(x.numel() for x in found if isinstance(x, torch.Tensor))])
+        return result
+
+
+def test_mesa_forms_no_covariance_of_a_token():
+    call = draw_call("mesa", B=1, T=128, H=1, G=1, K=32, V=8)
+    operator = rules.mesa.MESA
+    gates = call.rule.complete(call.gates, call.v).values()
+    rest = (None, None, None, 1.0, False, 16, (4.0,))
+    with Largest() as forward:
+        operator._forward(call.q, call.k, call.v, *gates, *rest)
+    with Largest() as backward:
+        needs = [True] * 6 + [False] * 2
+        operator._gradients(call.q, call.k, call.v, *gates, *rest, torch.ones_like(call.v), None, None, needs)
+    assert max(forward.numel, backward.numel) < 128 * 32 * 32 / 8
+
+
+def test_momentum_delta_rule_without_momentum_is_the_cell_of_the_hope_document():
+    call = draw_call("momentum_delta_rule", B=2, T=9, H=1, G=1, K=5, V=5)
+    rate, keep = call.gates["theta"], 1 - call.gates["alpha"]
+    memory, outputs = torch.zeros(2, 5, 5, dtype=DOUBLE), []
+    for t in range(9):  # the document's line, its memory transposed to ours
+        k, target, eta, alpha = call.k[:, t, 0], call.v[:, t, 0], rate[:, t, :, None], keep[:, t, :, None]
+        recalled = torch.bmm(memory, k.unsqueeze(-1)).squeeze(-1)
+        memory = alpha * memory - eta * torch.bmm((recalled - target).unsqueeze(-1), k.unsqueeze(1))
+        outputs.append(torch.bmm(memory, call.q[:, t, 0].unsqueeze(-1)).squeeze(-1))
+    call.gates["eta"][:] = 0
+    for form in ("recurrent", "chunk"):
+        o, state = call.run(form=form)
+        assert_close(o[:, :, 0], torch.stack(outputs, 1), DOUBLE)
+        assert_close(state.S[:, 0], memory.mT, DOUBLE)

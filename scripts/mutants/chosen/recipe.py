@@ -203,7 +203,7 @@ MUTANTS = (
     Mutant(
         "conjugate gradients forget the last direction",
         GRADIENTS,
-        "direction = step + _ratio(size, before, before > floor) * direction",
+        "direction = torch.addcmul(step, size / before, direction)",
         "direction = step",
         CG,
     ),
@@ -217,7 +217,7 @@ MUTANTS = (
     Mutant(
         "conjugate gradients start from nothing",
         GRADIENTS,
-        "torch.zeros_like(rhs) if diagonal is None else scaled",
+        "torch.zeros_like(rhs) if start is None else start",
         "torch.zeros_like(rhs)",
         CG,
     ),

@@ -2,7 +2,7 @@
 
 from scripts.mutants.mutant import Mutant, contract
 
-RIDGE = "algebra/ridge.py"
+RIDGE, IMPLICIT = "algebra/ridge.py", "algebra/implicit.py"
 RULE = "recursive_least_squares"
 FORMS = contract(RULE, "chunk_equals_recurrent derivatives_are_right edges_are_exact every_precision_meets_its_bar")
 DERIVATIVES = contract(RULE, "chunk_equals_recurrent derivatives_are_right transforms_compose")
@@ -25,8 +25,8 @@ MUTANTS = (
     Mutant(
         "the ridge counts twice",
         RIDGE,
-        "covariance.double() + ridge * eye",
-        "covariance.double() + 2 * ridge * eye",
+        "covariance.double() + diagonal * eye",
+        "covariance.double() + 2 * diagonal * eye",
         (*contract(RULE, "step_equals_the_executed_recipe"), "tests/rules/test_theorems.py"),
     ),
     Mutant(
@@ -53,33 +53,37 @@ MUTANTS = (
     Mutant(
         "a token solves without its own key",
         RIDGE,
-        "moments = (between @ pairs)",
-        "moments = (between.tril(-1) @ pairs)",
+        "yield (between @ pairs)",
+        "yield (between.tril(-1) @ pairs)",
         FORMS,
     ),
     Mutant("a token solves with the unfaded past", RIDGE, "+ past[..., None] * start", "+ start", FORMS),
     Mutant(
         "without decay a token solves with the keys after it",
         RIDGE,
-        "device=q.device).tril()",
-        "device=q.device)",
+        "device=k.device).tril()",
+        "device=k.device)",
         (*FORMS, "tests/rules/test_theorems.py"),
     ),
     Mutant(
-        "the implicit gradient has the wrong sign", RIDGE, "return -(w * additive", "return (w * additive", DERIVATIVES
+        "the implicit gradient has the wrong sign",
+        IMPLICIT,
+        "return -(w * ctx.product",
+        "return (w * ctx.product",
+        DERIVATIVES,
     ),
     Mutant(
         "the implicit gradient of the decay is missing",
         RIDGE,
-        "*(dg or [None]), dh, None",
-        "*([0 * x for x in dg] or [None]), dh, None",
+        "additive_chunks(x, k, k, g, (covariance,))",
+        "additive_chunks(x, k, k, None if g is None else g.detach(), (covariance,))",
         DERIVATIVES,
     ),
     Mutant(
         "the implicit gradient of the first covariance is missing",
         RIDGE,
-        "*(dg or [None]), dh, None",
-        "*(dg or [None]), 0 * dh, None",
+        "additive_chunks(x, k, k, g, (covariance,))",
+        "additive_chunks(x, k, k, g, (covariance.detach(),))",
         DERIVATIVES,
     ),
     Mutant(
@@ -91,16 +95,16 @@ MUTANTS = (
     ),
     Mutant(
         "the gradient of the query is not solved for",
-        RIDGE,
-        "w = _Whitened.apply(grad, k, g, covariance, ctx.ridge)",
+        IMPLICIT,
+        "w = _Implicit.apply(ctx.solve, ctx.product, grad, *params)",
         "w = grad",
         DERIVATIVES,
     ),
     Mutant(
-        "the implicit gradient solves without the ridge's whole weight",
-        RIDGE,
-        "grad, k, g, covariance, ctx.ridge)",
-        "grad, k, g, covariance, 0.5 * ctx.ridge)",
-        DERIVATIVES,
+        "the second derivative does not solve again",
+        IMPLICIT,
+        "w = _Implicit.apply(ctx.solve, ctx.product, grad, *params)",
+        "w = _Implicit.apply(ctx.solve, ctx.product, grad.detach(), *params)",
+        contract(RULE, "second_derivatives_are_right"),
     ),
 )

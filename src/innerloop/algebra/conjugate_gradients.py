@@ -9,20 +9,26 @@ from torch import Tensor
 
 
 def conjugate_gradients(
-    matvec: Callable[[Tensor], Tensor], rhs: Tensor, *, iterations: int, diagonal: Tensor | None = None
+    matvec: Callable[[Tensor], Tensor],
+    rhs: Tensor,
+    *,
+    iterations: int,
+    diagonal: Tensor | None = None,
+    start: Tensor | None = None,
 ) -> Tensor:
     r"""Solve :math:`A x = b` for every row b by a stated number of steps.
 
-    The diagonal of A, where given, is start (:math:`x_0 = b / \mathrm{diag} A`) and preconditioner; without it the
-    start is zero. A row that is solved to rounding, or whose right-hand side is 0, stays where it is: there is no exit
-    that depends on the data, so the cost is the same for all inputs and the steps can be differentiated.
+    A diagonal near A, where given, is preconditioner and, with no other start, start (:math:`x_0 = b / d`); without
+    either the start is zero. A row that is solved to rounding, or whose right-hand side is 0, stays where it is: there
+    is no exit that depends on the data, so the cost is the same for all inputs and the steps can be differentiated.
     Hestenes and Stiefel (1952), Methods of conjugate gradients for solving linear systems.
 
     Args:
         matvec: Multiplies every row of ``[..., K]`` by its matrix, symmetric and positive definite.
         rhs: Right-hand sides, ``[..., K]``.
         iterations: Number of steps, at least 0. In exact arithmetic K of them solve the system.
-        diagonal: Diagonals of the matrices, positive, broadcastable to ``rhs``.
+        diagonal: Diagonals near the matrices, such as their own, positive, broadcastable to ``rhs``.
+        start: Where to start, ``[..., K]``.
 
     Returns:
         The solutions, ``[..., K]``.
@@ -36,24 +42,23 @@ def conjugate_gradients(
         True
     """
     scaled = rhs if diagonal is None else rhs / diagonal
-    x = torch.zeros_like(rhs) if diagonal is None else scaled
-    residual = rhs if diagonal is None else rhs - matvec(x)
+    if start is None and diagonal is not None:
+        start = scaled
+    x = torch.zeros_like(rhs) if start is None else start
+    residual = rhs if start is None else rhs - matvec(start)
     # Below this a row is solved to rounding; going on would divide noise by noise until both underflow.
     floor = torch.finfo(rhs.dtype).eps ** 2 * (rhs * scaled).sum(-1, keepdim=True).detach()
-    direction = torch.zeros_like(rhs)
-    before = torch.zeros_like(floor)
+    direction, before = torch.zeros_like(rhs), torch.ones_like(floor)
     for _ in range(iterations):
         step = residual if diagonal is None else residual / diagonal
         size = (residual * step).sum(-1, keepdim=True)
-        direction = step + _ratio(size, before, before > floor) * direction
+        # The direction of a solved row is of no account, if it is finite: its steps have no length.
+        direction = torch.addcmul(step, size / before, direction)
+        solved = size <= floor
+        before = size.masked_fill(solved, 1.0)
         product = matvec(direction)
-        length = _ratio(size, (direction * product).sum(-1, keepdim=True), size > floor)
-        x = x + length * direction
-        residual = residual - length * product
-        before = size
+        resistance = (direction * product).sum(-1, keepdim=True)
+        length = (size / resistance.masked_fill(solved, 1.0)).masked_fill(solved, 0.0)
+        x = torch.addcmul(x, length, direction)
+        residual = torch.addcmul(residual, length, product, value=-1)
     return x
-
-
-def _ratio(numerator: Tensor, denominator: Tensor, valid: Tensor) -> Tensor:
-    """Return the quotient where valid, else 0, with a gradient that is finite in both cases."""
-    return torch.where(valid, numerator / torch.where(valid, denominator, 1.0), 0.0)

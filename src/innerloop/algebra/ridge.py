@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from innerloop.algebra.additive import additive_chunks, memories
 from innerloop.algebra.decay import chunk_fades
+from innerloop.algebra.implicit import implicit_solution
 
 
 def ridge_chunks(
@@ -25,61 +26,44 @@ def ridge_chunks(
     covariance, cross = states
     covariance = (covariance + covariance.mT) / 2
     fade, carry = chunk_fades(g, q.dtype)
-    # Under torch.func and in forward mode no custom Function may run here; there all H_t are kept.
-    open_ = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    whiten = solve_all if open_ else _Whitened.apply
-    x = whiten(q, k, g, covariance, ridge)
+    solve = partial(_solve_all, ridge=ridge)
+    x = implicit_solution(solve, solve, _product, q, k, g, covariance)
     out, (cross,) = additive_chunks(x, k, v, g, (cross,))
     return out, (memories(k, k, fade, carry, covariance)[1], cross)
 
 
-def ridge_solve(covariance: Tensor, q: Tensor, ridge: float) -> Tensor:
-    """Return ``(covariance + ridge I)^{-1} q`` by Cholesky, in float64: the condition is |covariance| / ridge."""
+def ridge_solve(covariance: Tensor, q: Tensor, ridge: float | Tensor) -> Tensor:
+    """Return ``(covariance + diag ridge)^{-1} q`` by Cholesky, in float64: the condition is |covariance| / ridge."""
     eye = torch.eye(covariance.shape[-1], dtype=torch.float64, device=q.device)
-    factor = torch.linalg.cholesky(covariance.double() + ridge * eye)
+    diagonal = ridge[..., None] if isinstance(ridge, Tensor) else ridge
+    factor = torch.linalg.cholesky(covariance.double() + diagonal * eye)
     return torch.cholesky_solve(q.double()[..., None], factor)[..., 0].to(q.dtype)
 
 
-def solve_all(q: Tensor, k: Tensor, g: Tensor | None, covariance: Tensor, ridge: float) -> Tensor:
-    """Return ``(H_t + ridge I)^{-1} q_t`` for every token, forming the H_t of one chunk after another."""
-    fade, carry = chunk_fades(g, q.dtype)
+def each_covariance(k: Tensor, written: Tensor, g: Tensor | None, covariance: Tensor) -> Iterator[Tensor]:
+    """Yield ``H_t = e^{g_t} H_{t-1} + written_t k_t^T`` of every token, ``[B, G, C, K, K]`` a chunk."""
+    fade, carry = fades_or_ones(g, k)
+    starts, _ = memories(written, k, fade, carry, covariance)
+    for start, new, keys, past, between in zip(*(x.unbind(2) for x in (starts, written, k, carry, fade)), strict=True):
+        pairs = (new[..., :, None] * keys[..., None, :]).flatten(-2)  # [B, G, C, KK]
+        yield (between @ pairs).unflatten(-1, start.shape[-2:]) + past[..., None] * start[..., None, :, :]
+
+
+def fades_or_ones(g: Tensor | None, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``chunk_fades``, or what stands for no decay."""
+    fade, carry = chunk_fades(g, k.dtype)
     if fade is None or carry is None:
-        ones = torch.ones(q.shape[-2], q.shape[-2], dtype=q.dtype, device=q.device).tril()
-        fade, carry = ones.expand(*q.shape[:-1], -1), torch.ones_like(q[..., :1])
-    starts, _ = memories(k, k, fade, carry, covariance)
-    solved = []
-    for start, queries, keys, past, between in zip(*(x.unbind(2) for x in (starts, q, k, carry, fade)), strict=True):
-        pairs = (keys[..., :, None] * keys[..., None, :]).flatten(-2)  # [B, G, C, KK]
-        moments = (between @ pairs).unflatten(-1, start.shape[-2:]) + past[..., None] * start[..., None, :, :]
-        solved.append(ridge_solve(moments, queries, ridge))
-    return torch.stack(solved, 2)
+        ones = torch.ones(k.shape[-2], k.shape[-2], dtype=k.dtype, device=k.device).tril()
+        return ones.expand(*k.shape[:-1], -1), torch.ones_like(k[..., :1])
+    return fade, carry
 
 
-class _Whitened(torch.autograd.Function):
-    """``x_t = (H_t + ridge I)^{-1} q_t``, with the gradient of the implicit function.
+def _solve_all(q: Tensor, k: Tensor, g: Tensor | None, covariance: Tensor, *, ridge: float) -> Tensor:
+    """Return ``(H_t + ridge I)^{-1} q_t`` for every token, forming the H_t of one chunk after another."""
+    moments = each_covariance(k, k, g, covariance)
+    return torch.stack([ridge_solve(h, x, ridge) for h, x in zip(moments, q.unbind(2), strict=True)], 2)
 
-    With ``w = (H + ridge I)^{-1} dx`` the gradient of q is w, and what H's parts get is that of
-    ``-<w, linear attention(x; k, k)>`` with x and w held fast: no H_t of any token is kept.
-    """
 
-    @staticmethod
-    def forward(q: Tensor, k: Tensor, g: Tensor | None, covariance: Tensor, ridge: float) -> Tensor:
-        return solve_all(q, k, g, covariance, ridge)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # ruff: ignore[any-type] - the framework's own
-        *tensors, ctx.ridge = inputs
-        ctx.save_for_backward(*tensors, output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # ruff: ignore[any-type] - the framework's own
-        _, k, g, covariance, x = ctx.saved_tensors
-        w = _Whitened.apply(grad, k, g, covariance, ctx.ridge)
-
-        def through_moments(k: Tensor, covariance: Tensor, g: Tensor | None = None) -> Tensor:
-            return -(w * additive_chunks(x, k, k, g, (covariance,))[0]).sum()
-
-        given = (k, covariance) if g is None else (k, covariance, g)
-        value, pull = torch.func.vjp(through_moments, *given)[:2]
-        dk, dh, *dg = pull(torch.ones_like(value))
-        return w, dk, *(dg or [None]), dh, None
+def _product(x: Tensor, k: Tensor, g: Tensor | None, covariance: Tensor) -> Tensor:
+    """Return ``H_t x_t`` for every token: linear attention, with no H_t formed."""
+    return additive_chunks(x, k, k, g, (covariance,))[0]

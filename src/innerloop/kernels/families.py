@@ -17,6 +17,8 @@ from innerloop.algebra.channel import (
 )
 from innerloop.algebra.chunks import in_chunks
 from innerloop.algebra.delta import delta_chunks, proximal_delta_chunks
+from innerloop.algebra.diagonal import diagonal_chunks
+from innerloop.algebra.mesa import mesa_chunks
 from innerloop.algebra.momentum import momentum_chunks
 from innerloop.algebra.ridge import ridge_chunks
 from innerloop.kernels.operator import Operator
@@ -51,8 +53,15 @@ DECOUPLED_DELTA = Operator("decoupled_delta", _chunked(decoupled_delta_chunks), 
 GENERALIZED_DELTA = Operator(
     "generalized_delta", _chunked(generalized_delta_chunks), gates=("g", "a", "kappa"), states=MATRIX, keyed=("kappa",)
 )
+DIAGONAL = Operator("diagonal", _chunked(diagonal_chunks), gates=("beta",), states=MATRIX)
 MOMENTUM = Operator(
     "momentum", _chunked(momentum_chunks), gates=("theta", "eta", "alpha"), states={**MATRIX, "U": ("G", "K", "V")}
+)
+MESA = Operator(
+    "mesa",
+    _chunked(mesa_chunks),
+    gates=("lamb", "g", "beta"),
+    states={"H_kk": ("G", "K", "K"), "H_kv": ("G", "K", "V")},
 )
 RIDGE = Operator(
     "ridge", _chunked(ridge_chunks), gates=("g",), states={"H_kk": ("G", "K", "K"), "H_kv": ("G", "K", "V")}

@@ -4,7 +4,17 @@ from innerloop.recipe.memory import MLP, FeatureMap, KernelSmoother, LinearMap
 from innerloop.recipe.objective import alignment, squared_error
 from innerloop.recipe.recipe import Recipe, RecipeState
 from innerloop.recipe.solver import ConjugateGradients, CrossMoment, Exact, GradientStep, ImplicitStep
-from innerloop.recipe.weights import ChannelDecay, Past, QueryKernel, ScalarDecay, Uniform, Window, dot, exponential
+from innerloop.recipe.weights import (
+    ChannelDecay,
+    Past,
+    QueryKernel,
+    ScalarDecay,
+    Uniform,
+    WeightedDecay,
+    Window,
+    dot,
+    exponential,
+)
 
 __all__ = [
     "MLP",
@@ -23,6 +33,7 @@ __all__ = [
     "RecipeState",
     "ScalarDecay",
     "Uniform",
+    "WeightedDecay",
     "Window",
     "alignment",
     "dot",

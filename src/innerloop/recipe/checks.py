@@ -11,7 +11,7 @@ from torch import Tensor
 from innerloop.recipe.choice import Choice
 from innerloop.recipe.memory import MLP, KernelSmoother, LinearMap, Memory
 from innerloop.recipe.solver import Exact, Fitter, Solver, Stepper
-from innerloop.recipe.weights import ChannelDecay, QueryKernel, Weights
+from innerloop.recipe.weights import ChannelDecay, QueryKernel, WeightedDecay, Weights
 
 
 def check_together(weights: Weights, memory: Memory, solver: Solver) -> None:
@@ -39,6 +39,11 @@ def check_together(weights: Weights, memory: Memory, solver: Solver) -> None:
         raise ValueError(
             f"QueryKernel weights change with every query and need a solver that refits; got {solver!r}. "
             "Use Exact, ConjugateGradients or CrossMoment."
+        )
+    if isinstance(weights, WeightedDecay) and not isinstance(solver, Fitter):
+        raise ValueError(
+            f"WeightedDecay weighs the pairs of a fit and needs a solver that refits; got {solver!r}. "
+            "Use ScalarDecay, and the solver's own rate or strength for the weight of a pair."
         )
     if isinstance(weights, ChannelDecay) and not (isinstance(memory, LinearMap) and isinstance(solver, Stepper)):
         raise ValueError(

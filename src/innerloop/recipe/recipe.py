@@ -16,7 +16,7 @@ from innerloop.recipe.brute_force import optimum_reads
 from innerloop.recipe.checks import check_gates, check_pairs, check_together, known_gates
 from innerloop.recipe.memory import MLP, LinearMemory, Memory
 from innerloop.recipe.solver import Fitter, RidgeFitter, Solver, Stepper
-from innerloop.recipe.weights import Parameters, Past, QueryKernel, Weights, Window
+from innerloop.recipe.weights import Parameters, Past, QueryKernel, WeightedDecay, Weights, Window
 
 Gates = Mapping[str, Tensor]
 
@@ -43,7 +43,7 @@ class Recipe:
     Wang, Shi and Fox (2025), arXiv:2501.12352.
 
     Args:
-        weights: Which past counts: ``Uniform ScalarDecay ChannelDecay QueryKernel Window``.
+        weights: Which past counts: ``Uniform ScalarDecay WeightedDecay ChannelDecay QueryKernel Window``.
         memory: What can be expressed: ``LinearMap FeatureMap MLP KernelSmoother``.
         solver: How hard to fit: ``CrossMoment GradientStep ImplicitStep Exact ConjugateGradients``.
 
@@ -96,7 +96,7 @@ class Recipe:
     def _refits(self) -> bool:
         """Whether every token asks for a fit of the past instead of a step from where the memory stands."""
         if isinstance(self.solver, Stepper) and isinstance(self.solver, Fitter):
-            return isinstance(self.weights, QueryKernel | Window)
+            return isinstance(self.weights, QueryKernel | Window | WeightedDecay)
         return isinstance(self.solver, Fitter)
 
     def start(self, *, parameters: Parameters) -> RecipeState:

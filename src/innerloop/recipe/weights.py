@@ -31,7 +31,9 @@ class Past(NamedTuple):
     v: Tensor
     """Values, ``[B, G, N, V]``."""
     log_weights: Tensor
-    """Logarithm of each pair's weight, ``[B, G, N]``."""
+    """Logarithm of what has become of each pair's weight, ``[B, G, N]``."""
+    entry: Tensor
+    """Weight with which each pair entered, ``[B, G, N]``."""
 
 
 class Weights(Choice):
@@ -42,15 +44,20 @@ class Weights(Choice):
         return parameters
 
     def remember(self, past: Past | None, k: Tensor, v: Tensor) -> Past:
-        """Return the past with one more pair, ``[B, G, .]``, which enters with weight 1."""
-        pair = Past(k.unsqueeze(2), v.unsqueeze(2), k.new_zeros(*k.shape[:2], 1))
+        """Return the past with one more pair, ``[B, G, .]``."""
+        none = k.new_zeros(*k.shape[:2], 1)
+        pair = Past(k.unsqueeze(2), v.unsqueeze(2), none, self._entry(none))
         if past is None:
             return pair
         return Past(*(torch.cat(two, dim=2) for two in zip(past, pair, strict=True)))
 
     def gamma(self, past: Past, q: Tensor) -> Tensor:
         """Return the weight of each pair for a query of ``[B, G, K]``: ``[B, G, N]``."""
-        return past.log_weights.exp()
+        return past.entry * past.log_weights.exp()
+
+    def _entry(self, like: Tensor) -> Tensor:
+        """Return the weight with which the pairs of one token enter, ``[B, G, 1]``."""
+        return torch.ones_like(like)
 
     def history(self, q: Tensor, k: Tensor) -> list[Tensor]:
         """Return the weights ``[B, G, t+1]`` of a whole sequence ``[B, T, G, K]``, one tensor a token.
@@ -134,6 +141,53 @@ class ScalarDecay(Weights):
         for now in keep:
             rows.append(torch.cat([rows[-1] * now.unsqueeze(-1), torch.ones_like(now).unsqueeze(-1)], dim=-1))
         return rows[1:]
+
+
+@dataclass(frozen=True, repr=False)
+class WeightedDecay(ScalarDecay):
+    r"""What is past counts less by one factor a token, and each pair enters with a weight of its own.
+
+    .. math:: \gamma_i^{(t)} = w_i \exp(g_{i+1} + \dots + g_t)
+
+    It weighs the pairs of a fit, so it goes with a solver that refits; a solver that steps has a rate for it.
+
+    Args:
+        g: As in :class:`ScalarDecay`.
+        weight: What a pair counts when it enters, at least 0; a number, or a tensor ``[G]``. None if it comes with
+            every token, as the gate ``weights.weight`` ``[B, T, G]``.
+
+    Raises:
+        ValueError: If a number ``g`` is positive, or a number ``weight`` negative.
+
+    Example:
+        >>> from innerloop.recipe import Exact, LinearMap, Recipe
+        >>> recipe = Recipe(WeightedDecay(g=0.0, weight=None), LinearMap(), Exact(ridge=1.0))
+        >>> q, k, v = torch.ones(3, 1, 3, 1, 1)
+        >>> recipe.run(q, k, v, gates={"weights.weight": torch.tensor([[[1.0], [0.0], [2.0]]])})[0].flatten()
+        tensor([0.5000, 0.5000, 0.7500])
+    """
+
+    weight: Value = 1.0
+    gates: ClassVar = {"g": ("G",), "weight": ("G",)}
+
+    def __post_init__(self) -> None:
+        """Check decay and weight."""
+        super().__post_init__()
+        check_number(self, "weight", 0.0)
+
+    @property
+    def words(self) -> str:
+        """The choice in a few words."""
+        return "scalar decay, each pair weighted"
+
+    def _entry(self, like: Tensor) -> Tensor:
+        return torch.ones_like(like) * along(self.weight, like)
+
+    def history(self, q: Tensor, k: Tensor) -> list[Tensor]:
+        """Return products of the decays after each pair, times its weight."""
+        assert self.weight is not None
+        entry = (k.new_ones(k.shape[:3]) * self.weight).transpose(1, 2)  # [B, G, T]
+        return [row * entry[..., : row.shape[-1]] for row in super().history(q, k)]
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,6 +2,7 @@
 
 from innerloop.rule import register
 from innerloop.rules import (
+    delta_product,
     delta_rule,
     gated_delta_rule,
     gdn2,
@@ -9,7 +10,9 @@ from innerloop.rules import (
     kda,
     linear_attention,
     longhorn,
+    longhorn_diagonal,
     mamba2,
+    mesa,
     momentum_delta_rule,
     normalized_linear_attention,
     recursive_least_squares,
@@ -33,6 +36,9 @@ ALL = (
     kda,
     gdn2,
     rwkv7,
+    delta_product,
+    longhorn_diagonal,
+    mesa,
 )
 
 for _module in ALL:

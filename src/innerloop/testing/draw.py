@@ -122,7 +122,8 @@ def draw_call(
                 _put_keys(gates[gate.name], normal(("B",)))
             else:
                 gates[gate.name] = _put_edges(gate, gates[gate.name], generator)
-    call = Call(rule, q, k, v, gates)
+    options = {x.name: x.drawn_by_width * K for x in rule.constants if x.drawn_by_width}
+    call = Call(rule, q, k, v, gates, options=options)
     if state:
         before = draw_call(rule, T=7, B=B, H=H, G=G, K=K, V=V, seed=seed + 1)
         call.state = before.run(form="recurrent")[1]
@@ -133,11 +134,12 @@ def _draw_gate(gate: Gate, normal: Tensor) -> Tensor:
     if _is_key(gate):
         return torch.nn.functional.normalize(normal, dim=-1)
     unit = torch.special.ndtr(normal)  # uniform in (0, 1)
-    if gate.low == -torch.inf:
-        return gate.high - unit
-    if gate.high == torch.inf:
-        return gate.low + 2 * unit / (1 - unit)
-    return gate.low + (gate.high - gate.low) * (0.05 + 0.9 * unit)
+    first, last = gate.drawn or (gate.low, gate.high)
+    if first == -torch.inf:
+        return last - unit
+    if last == torch.inf:
+        return first + 2 * unit / (1 - unit)
+    return first + (last - first) * (0.05 + 0.9 * unit)
 
 
 def _is_key(gate: Gate) -> bool:
@@ -145,10 +147,11 @@ def _is_key(gate: Gate) -> bool:
 
 
 def _put_edges(gate: Gate, values: Tensor, generator: torch.Generator) -> Tensor:
-    low = (-80.0, -5000.0, -torch.inf) if gate.low == -torch.inf else (gate.low,)
-    middle = () if gate.low == -torch.inf or gate.high == torch.inf else ((gate.low + gate.high) / 2,)
+    first, last = gate.drawn or (gate.low, gate.high)
+    low = (-80.0, -5000.0, -torch.inf) if first == -torch.inf else (first,)
+    middle = () if first == -torch.inf or last == torch.inf else ((first + last) / 2,)
     flat = values.clone().flatten()
-    for edge in (*low, *middle, gate.high):
+    for edge in (*low, *middle, last):
         places = torch.randint(len(flat), (1 + len(flat) // 24,), generator=generator)
         flat[places] = edge
     return flat.view_as(values)
