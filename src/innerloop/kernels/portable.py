@@ -49,11 +49,8 @@ class Portable:
 
     def _run(self, inputs: Inputs, options: Options) -> tuple[Tensor, ...]:
         v = inputs[2]
-        q, k, *others = widened(inputs[: 3 + self.gates], v.dtype)
-        q, k = prepared(q, k, options.l2norm, options.scale)
-        if not self.grouped:
-            q, k = align_heads(q, v.shape[-2]), align_heads(k, v.shape[-2])
-        tokens, heads = [q, k, *others], max(q.shape[-2], v.shape[-2])
+        tokens = widened(inputs[: 3 + self.gates], v.dtype)
+        heads = max(tokens[0].shape[-2], v.shape[-2])
         bounds = None if options.cu_seqlens is None else options.cu_seqlens.tolist()
         rows = v.shape[0] if bounds is None else len(bounds) - 1
         states = self.filled(inputs, rows)
@@ -61,7 +58,11 @@ class Portable:
         def dense(tokens: Inputs, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
             if tokens[0].shape[1] == 0:
                 return tokens[2].new_zeros((tokens[0].shape[0], 0, heads, v.shape[-1])), states
-            return self.dense(tokens, states, options.chunk_size, options.constants)
+            # Behind the packing: at a token outside of all sequences, unit length has the derivative 0 * NaN.
+            q, k = prepared(tokens[0], tokens[1], options.l2norm, options.scale)
+            if not self.grouped:
+                q, k = align_heads(q, v.shape[-2]), align_heads(k, v.shape[-2])
+            return self.dense([q, k, *tokens[2:]], states, options.chunk_size, options.constants)
 
         if bounds is None:
             out, after = dense(tokens, states)
