@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from innerloop._version import __version__
-from innerloop.cli import reproduce
+from innerloop.cli import explain, reproduce, rules
 from innerloop.cli.errors import InputError, Parser
 
-COMMANDS = (reproduce,)
+COMMANDS = (reproduce, rules, explain)
 """Modules with a ``NAME``, an ``add(parser)`` for its arguments and a ``run(arguments)`` that returns the exit code."""
 
 
@@ -29,7 +30,12 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return arguments.run(arguments)
+        code = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except InputError as error:
         print(f"innerloop {arguments.command}: {error}", file=sys.stderr)
         return 2
