@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from innerloop import rule as registry
+from innerloop import rules
 from innerloop.kernels import families
 from innerloop.testing import draw_call
 
-LOOPS = [registry.get(name).loop for name in registry.names()[1:10]]  # attention looks at the whole past by its nature
+LOOPS = [m.RULE.loop for m in rules.ALL if not m.RULE.grows]  # attention looks at the whole past by its nature
 CHUNKED = [families.ADDITIVE, families.DELTA, families.PROXIMAL_DELTA, families.MOMENTUM, families.RIDGE]
 RULE_OF = {"additive": "mamba2", "delta": "gated_delta_rule", "proximal_delta": "longhorn",
            "momentum": "momentum_delta_rule", "ridge": "recursive_least_squares"}  # fmt: skip

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from innerloop import explain, ops, register
+from innerloop import explain, ops, register, rules
 from innerloop import rule as registry
 from innerloop.rule import Gate, Rule
 from innerloop.testing import draw_call
 
-NAMES = registry.names()[:10]
+NAMES = [module.RULE.name for module in rules.ALL]
 
 
 def wrong(call, error, match, **options):
@@ -22,14 +22,14 @@ def wrong(call, error, match, **options):
 def test_a_wrong_shape_names_axes_and_sizes(name):
     call = draw_call(name)
     call.v = call.v[:, :-1]
-    wrong(call, ValueError, r"v must have shape \[B, T, ., V\] with B=2, T=37.*got \[2, 36")
+    wrong(call, ValueError, r"v must have shape \[B, T, .*V\] with B=2, T=37.*got \[2, 36")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_axis_is_named(name):
     call = draw_call(name)
     call.k = call.k[0]
-    wrong(call, ValueError, r"k must have shape \[B, T, H, K\].*got \[37, 2, 5\]")
+    wrong(call, ValueError, r"k must have shape \[B, T, .*H, K\].*got \[37, 2, (2, )?5\]")
 
 
 @pytest.mark.parametrize("name", NAMES)
