@@ -36,8 +36,12 @@ def ridge_chunks(
 def ridge_solve(covariance: Tensor, q: Tensor, ridge: float) -> Tensor:
     """Return ``(covariance + ridge I)^{-1} q`` by Cholesky, in float64: the condition is |covariance| / ridge."""
     eye = torch.eye(covariance.shape[-1], dtype=torch.float64, device=q.device)
-    factor = torch.linalg.cholesky(covariance.double() + ridge * eye)
-    return torch.cholesky_solve(q.double()[..., None], factor)[..., 0].to(q.dtype)
+    moments = covariance.double() + ridge * eye
+    # A NaN of one row is that row's alone: the factorization would raise for the whole batch.
+    broken = ~moments.sum((-2, -1)).isfinite()
+    factor = torch.linalg.cholesky(torch.where(broken[..., None, None], eye, moments))
+    solved = torch.cholesky_solve(q.double()[..., None], factor)[..., 0]
+    return solved.masked_fill(broken[..., None], torch.nan).to(q.dtype)
 
 
 def solve_all(q: Tensor, k: Tensor, g: Tensor | None, covariance: Tensor, ridge: float) -> Tensor:
