@@ -102,6 +102,20 @@ def test_any_lengths_equal_separate_runs_in_values_states_and_gradients(name, fo
         hold_to_separate_runs(call, bounds, str(lengths), **FORMS[form])
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if registry.get(name).has_chunk])
+def test_sequences_longer_than_several_chunks_have_grids_of_their_own(name):
+    call, bounds = packed_call(name, [130, 65, 200])
+    call = call.map(lambda _, x: x.detach())
+    for size in (64, 128):
+        out, state = call.run(cu_seqlens=torch.tensor(bounds), form="chunk", chunk_size=size)
+        for n, (start, stop) in enumerate(pairwise(bounds)):
+            piece = call.tokens(start, stop)
+            piece.state = row(call.rule.state_tensors(call.state), n, call.rule)
+            want, after = piece.run(form="recurrent")
+            assert_close(out[:, start:stop], want, DOUBLE, what=f"chunks of {size}, sequence {n}")
+            assert_close(kept(call.rule, state, n), kept(call.rule, after, 0), DOUBLE, what=f"sequence {n}")
+
+
 @pytest.mark.parametrize(("name", "form"), CASES)
 @pytest.mark.parametrize("junk", [False, True])
 def test_a_sequence_never_sees_another_to_the_bit(name, form, junk):
