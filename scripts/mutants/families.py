@@ -1,6 +1,6 @@
 """Which families there are."""
 
-from scripts.mutants.chosen import additive, attention, delta, momentum, operator, recipe, ridge, rules
+from scripts.mutants.chosen import additive, attention, delta, momentum, operator, recipe, ridge, rules, states
 
 FAMILIES = {
     "additive": additive.MUTANTS,
@@ -11,5 +11,6 @@ FAMILIES = {
     "operator": operator.MUTANTS,
     "rules": rules.MUTANTS,
     "recipe": recipe.MUTANTS,
+    "states": states.MUTANTS,
 }
 """The faults of each."""
