@@ -100,7 +100,7 @@ def examples(names: Sequence[str]) -> st.SearchStrategy[Example]:
         final=flag,
         l2norm=flag,
         scale=st.sampled_from(SCALES),
-        tracked=st.just(0) | st.integers(0, 255) | st.just(255),
+        tracked=st.just(0) | st.integers(0, 1023) | st.just(1023),
         seed=st.integers(0, 2**16),
     )
 

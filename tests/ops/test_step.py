@@ -23,7 +23,8 @@ def stepped(call, **options):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_honours_every_option_of_a_call(name):
     for constant in draw_call(name).rule.constants:
-        other = int(constant.default) + 1 if isinstance(constant.default, int) else 0.5 * constant.default + 0.1
+        # A count of steps, or a weight.
+        other = type(constant.default)(3) if constant.default > 3 else 0.5 * constant.default + 0.1
         hold_to_the_call(name, **{constant.name: other})
     hold_to_the_call(name, scale=0.7)
     hold_to_the_call(name, scale=-1.3, use_qk_l2norm_in_kernel=True)
