@@ -8,8 +8,12 @@ OUT ?= report
 # One process a core and one thread a process: the tests' tensors are too small to share.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
+# `make fuzz COUNT=2000 SEED=7`; without a seed one is drawn and printed.
+COUNT ?= 20000
+FUZZ = OMP_NUM_THREADS=1 $(BIN)/python -m scripts.fuzz --count $(COUNT) $(if $(SEED),--seed $(SEED))
+
 .DEFAULT_GOAL := help
-.PHONY: help report reproduce screenshots picture test test-slow check bench mutants mutants-generic clean
+.PHONY: help report reproduce screenshots picture test test-slow check docs bench fuzz mutants mutants-generic clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -38,8 +42,14 @@ check: $(SETUP)  ## style, types, layers and the examples in the documentation
 	$(BIN)/lint-imports
 	$(PYTEST) --doctest-modules src
 
+docs: $(SETUP)  ## write docs/rules.md from the list of rules
+	$(BIN)/innerloop rules --markdown > docs/rules.md
+
 bench: $(SETUP)  ## every rule's time on this machine
 	$(BIN)/python scripts/bench.py
+
+fuzz: $(SETUP)  ## COUNT random calls (20,000: minutes) against the token loop
+	$(FUZZ)
 
 mutants: $(SETUP)  ## faults put in by hand, each of which the tests must catch
 	$(BIN)/python -m scripts.mutants

@@ -13,6 +13,7 @@ from scripts.mutants.chosen import (
     recipe,
     ridge,
     rules,
+    states,
 )
 
 FAMILIES = {
@@ -28,5 +29,6 @@ FAMILIES = {
     "operator": operator.MUTANTS,
     "rules": rules.MUTANTS,
     "recipe": recipe.MUTANTS,
+    "states": states.MUTANTS,
 }
 """The faults of each."""

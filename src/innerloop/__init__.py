@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from innerloop._version import __version__
 
 if TYPE_CHECKING:
-    from innerloop import ops, recipe, testing
+    from innerloop import ops, recipe, states, testing
     from innerloop.kernels.operator import Options
     from innerloop.ops import explain
     from innerloop.rule import Constant, Gate, Rule, register
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _HOME = {
     "ops": "",
     "recipe": "",
+    "states": "",
     "testing": "",
     "explain": "ops",
     "Constant": "rule",
@@ -23,7 +24,19 @@ _HOME = {
     "register": "rule",
 }
 
-__all__ = ["Constant", "Gate", "Options", "Rule", "__version__", "explain", "ops", "recipe", "register", "testing"]
+__all__ = [
+    "Constant",
+    "Gate",
+    "Options",
+    "Rule",
+    "__version__",
+    "explain",
+    "ops",
+    "recipe",
+    "register",
+    "states",
+    "testing",
+]
 
 
 def __getattr__(name: str) -> object:

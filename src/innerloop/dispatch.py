@@ -124,4 +124,4 @@ def plan(
     else:
         why = f"T = {q.shape[1]}: the chunk form is parallel in time"
     asked = "backend='torch' was asked for" if backend else "there is no native kernel for it in this installation"
-    return Plan(rule.name, chosen, "torch", size if chosen == "chunk" else None, (why, asked))
+    return Plan(rule.name, chosen, "torch", size if chosen == "chunk" and not rule.grows else None, (why, asked))

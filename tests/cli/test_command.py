@@ -21,7 +21,10 @@ def run_python(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["reproduce", "--help"], ["reproduce", "Z9"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["--version"], ["reproduce", "--help"], ["reproduce", "Z9"], ["explain", "--help"], ["rules", "-h"]],
+)
 def test_answers_that_need_no_torch_do_not_import_it(words):
     program = (
         "import sys\n"

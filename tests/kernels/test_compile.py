@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch._dynamo.testing
+from torch.utils import _pytree as pytree
 
 from innerloop import ops, rules
 from innerloop import rule as registry
@@ -11,15 +12,11 @@ from innerloop.testing import assert_close, draw_call, gradients, outcome
 NAMES = tuple(module.RULE.name for module in rules.ALL)
 
 
-def flat(call, form):
-    """Return a function of tensors alone, and the tensors."""
-    names = list(call.tensors())
-
-    def function(*tensors):
-        given = dict(zip(names, tensors, strict=True))
-        return tuple(outcome(call.rule, call.map(lambda name, _: given[name]).run(form=form)).values())
-
-    return function, tuple(call.tensors().values())
+def tokens_at(call, t):
+    """Return q, k, v and the gates of one token, as a step takes them."""
+    timed = {gate.name for gate in call.rule.gates if "T" in gate.axes}
+    gates = {name: x[:, t] if name in timed else x for name, x in call.gates.items()}
+    return call.q[:, t], call.k[:, t], call.v[:, t], gates
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,29 +74,83 @@ def test_compiled_step_equals_eager(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("form", ["recurrent", "chunk"])
 def test_exported_program_runs_at_another_length(name, form):
-    call = draw_call(name, T=9)
+    call = draw_call(name, T=9, state=True)
 
     class Module(torch.nn.Module):
-        def forward(self, q, k, v, gates):
-            return ops.run(name, q, k, v, form=form, **gates)[0]
+        def forward(self, q, k, v, gates, state):
+            return ops.run(name, q, k, v, form=form, initial_state=state, output_final_state=True, **gates)
 
     length = torch.export.Dim("T", min=2, max=4096)
     timed = {gate.name for gate in call.rule.gates if "T" in gate.axes}
-    shapes = (*({1: length},) * 3, {gate: {1: length} if gate in timed else {} for gate in call.gates})
-    program = torch.export.export(Module(), (call.q, call.k, call.v, call.gates), dynamic_shapes=shapes)
-    other = draw_call(name, T=21, seed=3)
-    got = program.module()(other.q, other.k, other.v, other.gates)
-    assert_close(got, other.run(form="recurrent")[0], torch.float64)
+    gates = {gate: {1: length} if gate in timed else {} for gate in call.gates}
+    states = pytree.tree_map(lambda _: {}, call.state)
+    program = torch.export.export(
+        Module(), (call.q, call.k, call.v, call.gates, call.state), dynamic_shapes=(*({1: length},) * 3, gates, states)
+    )
+    for other in (draw_call(name, T=21, seed=3, state=True), draw_call(name, T=2, seed=4, state=True)):
+        got = program.module()(other.q, other.k, other.v, other.gates, other.state)
+        assert_close(outcome(call.rule, got), outcome(call.rule, other.run(form="recurrent")), torch.float64)
 
 
-def test_a_packed_call_compiles_without_a_break():
+@pytest.mark.parametrize("name", NAMES)
+def test_exported_step_goes_on_as_the_eager_one(name):
+    call = draw_call(name, T=3, state=True)
+
+    class Module(torch.nn.Module):
+        def forward(self, q, k, v, gates, state):
+            return ops.step(name, q, k, v, state=state, **gates)
+
+    program = None
+    state, truth = call.state, call.state
+    for t in range(3):
+        token = tokens_at(call, t)
+        if program is None or call.rule.grows:  # the room of a state that grows is a size like any other
+            program = torch.export.export(Module(), (*token, state)).module()
+        got = program(*token, state)
+        want = ops.step(name, *token[:3], state=truth, **token[3])
+        assert_close(outcome(call.rule, got), outcome(call.rule, want), torch.float64, what=f"token {t}")
+        state, truth = got[1], want[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_of_several_calls_is_mapped(name):
+    call = draw_call(name, T=1, state=True)
+    names, tensors = list(call.tensors()), list(call.tensors().values())
+
+    def step(*tensors):
+        given = dict(zip(names, tensors, strict=True))
+        one = call.map(lambda name, _: given[name])
+        *token, gates = tokens_at(one, 0)
+        return tuple(outcome(call.rule, ops.step(name, *token, state=one.state, **gates)).values())
+
+    several = [torch.stack((x, 0.5 * x)) for x in tensors]
+    got = torch.func.vmap(step)(*several)
+    for i in range(2):
+        for x, y in zip(got, step(*(x[i] for x in several)), strict=True):
+            assert_close(x[i], y, torch.float64)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_packed_calls_compile_without_a_break_or_a_length_of_their_own(name, form):
     torch._dynamo.reset()
-    compiled = torch.compile(ops.gated_delta_rule, fullgraph=True, backend="aot_eager")
-    call = draw_call("gated_delta_rule", B=1)
-    bounds = torch.tensor([0, 10, 37])
-    got = compiled(call.q, call.k, call.v, **call.gates, cu_seqlens=bounds, output_final_state=True)
-    want = call.run(cu_seqlens=bounds)
-    assert_close(outcome(call.rule, got), outcome(call.rule, want), torch.float64)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(fullgraph=True, dynamic=True, backend=counter)
+    def compiled(q, k, v, gates, bounds):
+        return ops.run(name, q, k, v, form=form, output_final_state=True, cu_seqlens=bounds, **gates)
+
+    first = 0
+    # Seven bounds at first: a compiler takes sizes that are equal, as N + 1 and V may be, for one size.
+    for bounds in ([0, 10, 12, 12, 30, 31, 37], [0, 5, 5, 64], [1, 3, 20, 90, 99]):
+        call = draw_call(name, T=bounds[-1] + 1, B=1)
+        packing = torch.tensor(bounds)
+        got = compiled(call.q, call.k, call.v, call.gates, packing)
+        assert_close(
+            outcome(call.rule, got), outcome(call.rule, call.run(cu_seqlens=packing, form=form)), torch.float64
+        )
+        first = first or counter.frame_count
+    assert counter.frame_count == first
 
 
 @pytest.mark.slow

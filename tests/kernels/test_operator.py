@@ -141,3 +141,35 @@ def test_packed_sequences_may_all_be_empty(name):
         for got, want in zip(call.rule.state_tensors(state), call.rule.state_tensors(call.state), strict=True):
             kept = got[:, : want.shape[1]] if call.rule.grows and want.ndim > 1 else got
             assert torch.equal(kept, want)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_truncated_at_no_seam_the_gradient_of_four_pieces_is_that_of_the_whole(name):
+    call = draw_call(name, T=16, state=True).tracked()
+    want = gradients(call, call.run(form="recurrent"))
+    for form in forms(call.rule):
+        state, outputs = call.state, []
+        for start in range(0, 16, 4):
+            piece = call.tokens(start, start + 4)
+            piece.state = state
+            out, state = piece.run(**form)
+            outputs.append(out)
+        assert_close(gradients(call, (torch.cat(outputs, 1), state)), want, DOUBLE, "gradients", f"{form} gradient of")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_pulled_back_may_have_any_strides(name):
+    for form in forms(registry.get(name)):
+        call = draw_call(name, T=6).tracked()
+        out, _ = call.run(**form)
+        leaves = list(call.tensors().values())
+        drawn = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=DOUBLE)
+        for seed in (
+            drawn.transpose(0, 2).contiguous().transpose(0, 2),
+            drawn[..., :1].expand_as(out),
+            torch.stack((drawn, drawn + torch.nan), -1)[..., 0],
+        ):
+            got = torch.autograd.grad(out, leaves, seed, retain_graph=True)
+            want = torch.autograd.grad(out, leaves, seed.contiguous(), retain_graph=True)
+            for x, y in zip(got, want, strict=True):
+                assert_close(x, y, DOUBLE, "gradients")

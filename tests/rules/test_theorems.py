@@ -5,11 +5,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from innerloop import ops, rules
+from innerloop import rule as registry
 from innerloop.algebra import diagonal
 from innerloop.algebra.conjugate_gradients import conjugate_gradients
-from innerloop.testing import TOLERANCES, assert_close, draw_call, error, gradients, outcome
+from innerloop.testing import TOLERANCES, assert_close, draw_call, error, forms, gradients, outcome
 
 DOUBLE = torch.float64
+NAMES = [module.RULE.name for module in rules.ALL]
+CHUNKED = [name for name in NAMES if registry.get(name).has_chunk]
 
 
 def qkv(**sizes):
@@ -326,10 +329,58 @@ def test_unit_keys_inside_are_unit_in_half_precision():
         assert abs(o.double().norm() - want) < 2**-8
 
 
-def test_five_axes_of_prime_length_stay_apart():
-    for rule in ("mamba2", "gated_delta_rule", "momentum_delta_rule", "gla", "kda", "gdn2", "rwkv7"):
-        call = draw_call(rule, B=2, T=7, H=3, G=3, K=5, V=11, state=True)
-        assert_close(call.run(form="chunk", chunk_size=4)[0], call.run(form="recurrent")[0], DOUBLE)
+@pytest.mark.parametrize("name", CHUNKED)
+def test_five_axes_of_prime_length_stay_apart(name):
+    call = draw_call(name, B=2, T=7, H=3, G=3, K=5, V=11, state=True)
+    assert_close(call.run(form="chunk", chunk_size=4)[0], call.run(form="recurrent")[0], DOUBLE)
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_a_call_may_be_shorter_than_any_chunk(name):
+    for length in range(1, 18):
+        call = draw_call(name, B=1, T=length, H=1, G=1, K=3, V=2, state=True).tracked()
+        got, want = (call.run(form=form) for form in ("chunk", "recurrent"))
+        assert_close(outcome(call.rule, got), outcome(call.rule, want), DOUBLE, what=f"T={length}")
+        assert_close(gradients(call, got), gradients(call, want), DOUBLE, "gradients", f"T={length}")
+
+
+# Tokens of zeros leave a memory alone, but momentum moves on, retention fades by itself, and attention keeps them.
+NEUTRAL = [name for name in NAMES if name not in ("momentum_delta_rule", "retention", "softmax_attention")]
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_tokens_of_zeros_leave_the_memory_alone(name):
+    call = draw_call(name, T=64, state=True)
+    timed = {"q", "k", "v", *(gate.name for gate in call.rule.gates if "T" in gate.axes)}
+    for key in timed:
+        call.tensors()[key][:, 12:] = 0
+    short = call.tokens(0, 12)
+    short.state = call.state
+    _, want = short.run(form="recurrent")
+    for form in forms(call.rule):
+        _, got = call.run(**form)
+        for x, y in zip(call.rule.state_tensors(got), call.rule.state_tensors(want), strict=True):
+            assert error(x, y) < 1e-14, form
+
+
+# Moments are made symmetric on entry, which is no change but may be one of a bit.
+WRITES_BY_BETA = [
+    name
+    for name in NEUTRAL
+    if "beta" in {x.name for x in registry.get(name).gates} and "H_kk" not in registry.get(name).states
+]
+
+
+@pytest.mark.parametrize("name", WRITES_BY_BETA)
+def test_a_beta_of_zero_keeps_the_memory_to_the_bit(name):
+    call = draw_call(name, T=21, state=True, dtype=torch.float32)
+    for key, x in call.gates.items():
+        if key in ("g", "beta"):
+            x[:] = 0
+    for form in forms(call.rule):
+        _, got = call.run(**form)
+        for x, y in zip(call.rule.state_tensors(got), call.rule.state_tensors(call.state), strict=True):
+            assert torch.equal(x, y), form
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, 64, 83, 128])

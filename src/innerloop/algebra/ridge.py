@@ -36,8 +36,12 @@ def ridge_solve(covariance: Tensor, q: Tensor, ridge: float | Tensor) -> Tensor:
     """Return ``(covariance + diag ridge)^{-1} q`` by Cholesky, in float64: the condition is |covariance| / ridge."""
     eye = torch.eye(covariance.shape[-1], dtype=torch.float64, device=q.device)
     diagonal = ridge[..., None] if isinstance(ridge, Tensor) else ridge
-    factor = torch.linalg.cholesky(covariance.double() + diagonal * eye)
-    return torch.cholesky_solve(q.double()[..., None], factor)[..., 0].to(q.dtype)
+    moments = covariance.double() + diagonal * eye
+    # A NaN of one row is that row's alone: the factorization would raise for the whole batch.
+    broken = ~moments.sum((-2, -1)).isfinite()
+    factor = torch.linalg.cholesky(torch.where(broken[..., None, None], eye, moments))
+    solved = torch.cholesky_solve(q.double()[..., None], factor)[..., 0]
+    return solved.masked_fill(broken[..., None], torch.nan).to(q.dtype)
 
 
 def each_covariance(k: Tensor, written: Tensor, g: Tensor | None, covariance: Tensor) -> Iterator[Tensor]:

@@ -67,10 +67,15 @@ class Portable:
             out, after = self._dense(tokens, states, chunk_size, constants)
         else:
             bounds = cu_seqlens.tolist()
-            tokens, states = self.aligned(inputs, l2norm, scale, len(bounds) - 1)
-            out, after = run_packed(
-                lambda tokens, states: self._dense(tokens, states, chunk_size, constants), tokens, states, bounds
-            )
+            tokens, states = self._widened(inputs, len(bounds) - 1)
+
+            def dense(parts: Inputs, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+                tokens = list(parts)
+                # Behind the packing: at a token outside of all sequences, unit length has the derivative 0 * NaN.
+                self._prepare(tokens, l2norm, scale)
+                return self._dense(tokens, states, chunk_size, constants)
+
+            out, after = run_packed(dense, tokens, states, bounds)
             after = self._padded(after, inputs, len(bounds) - 1)
         return (out if out.dtype == v.dtype else out.to(v.dtype)), *after
 
@@ -85,8 +90,11 @@ class Portable:
 
     def aligned(self, inputs: Inputs, l2norm: bool, scale: float, rows: int) -> tuple[list[Any], tuple[Tensor, ...]]:
         """Return tokens and states as an algebra form or a step wants them."""
-        dtype, count = compute_dtype(inputs[2].dtype), 3 + self.gates
-        tokens: list[Any] = [x if x is None or x.dtype == dtype else x.to(dtype) for x in inputs[:count]]
+        tokens, states = self._widened(inputs, rows)
+        self._prepare(tokens, l2norm, scale)
+        return tokens, states
+
+    def _prepare(self, tokens: list[Any], l2norm: bool, scale: float) -> None:
         if l2norm:
             tokens[0], tokens[1] = unit(tokens[0]), unit(tokens[1])
         if scale != 1.0:  # ruff: ignore[float-equality-comparison] - 1 itself
@@ -95,6 +103,10 @@ class Portable:
         if tokens[0].shape[-2] != heads and not self.grouped:
             for place in self._keyed:
                 tokens[place] = align_heads(tokens[place], heads)
+
+    def _widened(self, inputs: Inputs, rows: int) -> tuple[list[Any], tuple[Tensor, ...]]:
+        dtype, count = compute_dtype(inputs[2].dtype), 3 + self.gates
+        tokens: list[Any] = [x if x is None or x.dtype == dtype else x.to(dtype) for x in inputs[:count]]
         states = tuple(inputs[count:])
         for state, axes in zip(states, self._axes, strict=True):
             if state is None or (axes and state.dtype != dtype):

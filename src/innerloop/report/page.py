@@ -24,6 +24,7 @@ DOCUMENTS = {
     "A": ("Learning at test time", "Dive into Deep Learning §12.6"),
     "B": ("DeltaNet: memory that edits", "Dive into Deep Learning §12.5"),
     "C": ("Training a HOPE block", "NL-3 aside"),
+    "D": ("What this library says of itself", "docs/design.md"),
 }
 VERDICTS = {"passed": ("✓", "pass"), "short": ("◐", "short"), "failed": ("✗", "failed"), "absent": ("–", "not run")}
 _NUMBER = re.compile(r"[<>≤≥≈±~]?\s*[-−+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)(\s*(±|%|s|ms|×).*)?", re.IGNORECASE)

@@ -1,0 +1,110 @@
+"""Faults in what is done to a state between calls, and in what keeps packed sequences and rows apart."""
+
+from scripts.mutants.mutant import Mutant, tests
+
+STATES, PORTABLE, RIDGE = "states.py", "kernels/portable.py", "algebra/ridge.py"
+FILE, PACKING = "states/test_states.py", "rules/test_packing.py"
+CROP = tests(FILE, "test_attention_forgets_its_last_pairs test_a_crop_never_keeps_more_than_there_is")
+ROWS = tests(FILE, "test_reordered_rows_go_on_as_the_rows_they_came_from[momentum_delta_rule]")
+COPIES = tests(FILE, "test_copies_keep_structure_values_and_history[momentum_delta_rule]")
+WRITES = tests(
+    FILE,
+    "test_a_write_that_is_killed_leaves_the_old_file[fsync] test_a_write_that_is_killed_leaves_the_old_file[replace] "
+    "test_a_write_that_fails_leaves_the_old_file_alone",
+)
+
+MUTANTS = (
+    Mutant(
+        "a copy shares its memory",
+        STATES,
+        "    return _mapped(state, lambda x: x.clone(memory_format=torch.contiguous_format))\n",
+        "    return _mapped(state, lambda x: x)\n",
+        COPIES,
+    ),
+    Mutant(
+        "a detached state keeps its history",
+        STATES,
+        "_mapped(state, Tensor.detach)",
+        "_mapped(state, Tensor.clone)",
+        COPIES,
+    ),
+    Mutant(
+        "counts of tokens change their precision",
+        STATES,
+        "dtype=dtype if x.is_floating_point() else None",
+        "dtype=dtype",
+        tests(FILE, "test_copies_keep_structure_values_and_history[softmax_attention]"),
+    ),
+    Mutant(
+        "only the first tensor is reordered",
+        STATES,
+        "    return _mapped(state, lambda x: x.index_select(0, chosen.to(x.device)))\n",
+        "    return _mapped(state, lambda x: x.index_select(0, chosen) if x is first else x)\n",
+        ROWS,
+    ),
+    Mutant(
+        "truths name the first row",
+        STATES,
+        "        return index.nonzero()[:, 0]\n",
+        "        return index.nonzero()[:, 0] * 0\n",
+        ROWS,
+    ),
+    Mutant(
+        "a crop loses a token",
+        STATES,
+        "    named[counts] = kept\n",
+        "    named[counts] = kept.clamp(max=4)\n",
+        CROP,
+    ),
+    Mutant(
+        "a crop beyond the end is let pass",
+        STATES,
+        "(kept < 0).any() | (kept > named[counts]).any()",
+        "(kept < 0).any() | (kept > named[counts].max()).any()",
+        CROP,
+    ),
+    Mutant(
+        "a crop keeps a view of all pairs",
+        STATES,
+        'axes.index("S"), 0, room).clone()',
+        'axes.index("S"), 0, room)',
+        CROP,
+    ),
+    Mutant(
+        "any version is read",
+        STATES,
+        'if found.get("version") != str(VERSION)',
+        'if "version" not in found',
+        tests(FILE, "test_another_version_is_refused"),
+    ),
+    Mutant(
+        "any rule's file is read",
+        STATES,
+        'for key, words in (("rule", "hold a state of"), ("states", "have the structure")):',
+        'for key, words in (("states", "have the structure"),):',
+        tests(FILE, "test_another_rule_or_structure_is_refused"),
+    ),
+    Mutant(
+        "a file is written in place",
+        STATES,
+        "        os.replace(partial, path)\n",
+        "        path.write_bytes(Path(partial).read_bytes())\n        os.replace(partial, path)\n",
+        WRITES,
+    ),
+    Mutant("what failed to be written stays", STATES, "        Path(partial).unlink(missing_ok=True)\n", "", WRITES),
+    Mutant(
+        "unit length is made before sequences are apart",
+        PORTABLE,
+        "        bounds = None if options.cu_seqlens is None else options.cu_seqlens.tolist()\n",
+        "        bounds = None if options.cu_seqlens is None else options.cu_seqlens.tolist()\n"
+        "        tokens = [*prepared(tokens[0], tokens[1], options.l2norm, 1.0), *tokens[2:]]\n",
+        tests(PACKING, "test_junk_around_the_sequences_reaches_nothing[gated_delta_rule]"),
+    ),
+    Mutant(
+        "a broken row breaks the batch",
+        RIDGE,
+        "    broken = ~moments.sum((-2, -1)).isfinite()\n",
+        "    broken = (~moments.sum((-2, -1)).isfinite()).any().expand(moments.shape[:-2])\n",
+        tests(PACKING, "test_a_row_of_nan_is_its_own[recursive_least_squares]"),
+    ),
+)

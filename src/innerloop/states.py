@@ -1,0 +1,336 @@
+"""What is done to a state between calls: kept, moved, reordered, selected, cut back, written to a file and read again.
+
+A state is a tensor, or a NamedTuple of tensors; axis 0 of each counts rows. Everything here takes a state and returns a
+new one of the same structure, and takes None, which stands for the empty memory, wherever that has a meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import mkstemp
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+import innerloop.rules  # ruff: ignore[unused-import] - rules go by their names here, so the list must have been read
+from innerloop.rule import Rule, State, get
+from innerloop.shapes import check_shape
+
+__all__ = ["VERSION", "clone", "crop", "detach", "load", "nbytes", "reorder", "save", "select", "to"]
+
+VERSION = 1
+"""Of the files that ``save`` writes; ``load`` reads no other."""
+_FORMAT = "innerloop state"
+
+
+def clone(state: State) -> State:
+    """Copy a state; the copy shares no memory and keeps its history.
+
+    Args:
+        state: A tensor, a NamedTuple of tensors, or None.
+
+    Returns:
+        The same structure.
+
+    Example:
+        >>> import torch
+        >>> from innerloop import states
+        >>> state = torch.zeros(1, 2, 3, 3)
+        >>> states.clone(state).add_(1).sum(), state.sum()
+        (tensor(18.), tensor(0.))
+    """
+    return _mapped(state, lambda x: x.clone(memory_format=torch.contiguous_format))
+
+
+def detach(state: State) -> State:
+    """Cut a state off from the gradients of what made it, as between the pieces of truncated backpropagation.
+
+    Args:
+        state: A tensor, a NamedTuple of tensors, or None.
+
+    Returns:
+        The same structure, sharing memory with what was given.
+    """
+    return _mapped(state, Tensor.detach)
+
+
+def to(state: State, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> State:
+    """Move a state to another precision or device; what counts tokens keeps its integers.
+
+    Args:
+        state: A tensor, a NamedTuple of tensors, or None.
+        dtype: Of the float tensors; theirs if None. A call goes on in its own precision whatever this is.
+        device: Where to; stays if None.
+
+    Returns:
+        The same structure.
+
+    Example:
+        >>> import torch
+        >>> from innerloop import ops, states
+        >>> q, k, v = torch.randn(3, 1, 4, 2, 3).unbind(0)
+        >>> _, state = ops.softmax_attention(q, k, v, output_final_state=True)
+        >>> [x.dtype for x in states.to(state, dtype=torch.bfloat16)]
+        [torch.bfloat16, torch.bfloat16, torch.int64]
+    """
+    return _mapped(state, lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None))
+
+
+def nbytes(state: State) -> int:
+    """Return how many bytes a state's tensors take.
+
+    Args:
+        state: A tensor, a NamedTuple of tensors, or None.
+
+    Returns:
+        The bytes, 0 for None.
+
+    Example:
+        >>> import torch
+        >>> from innerloop import states
+        >>> states.nbytes(torch.zeros(1, 2, 64, 64))
+        32768
+    """
+    return sum(x.numel() * x.element_size() for x in _tensors(state))
+
+
+def select(state: State, rows: Tensor | Sequence[int]) -> State:
+    """Keep some rows of a batch, in the order named; a row may be named several times.
+
+    Args:
+        state: A tensor, a NamedTuple of tensors, or None.
+        rows: Numbers from 0 to below N, or N truths.
+
+    Returns:
+        The same structure with as many rows as were named.
+
+    Raises:
+        TypeError: If ``rows`` holds neither whole numbers nor truths.
+        ValueError: If a number is out of range, or the truths are not N.
+
+    Example:
+        >>> import torch
+        >>> from innerloop import states
+        >>> states.select(torch.arange(4.0), [3, 0])
+        tensor([3., 0.])
+    """
+    if state is None:
+        return None
+    index = _checked_rows(_tensors(state)[0], rows, "rows")
+    return _mapped(state, lambda x: x.index_select(0, index.to(x.device)))
+
+
+def reorder(state: State, index: Tensor | Sequence[int]) -> State:
+    """Let row n go on from row ``index[n]``, as a beam search does after it has ranked its candidates.
+
+    Args:
+        state: A tensor, a NamedTuple of tensors, or None.
+        index: N numbers from 0 to below N.
+
+    Returns:
+        The same structure and shape.
+
+    Raises:
+        TypeError: If ``index`` does not hold whole numbers.
+        ValueError: If it does not hold N of them, or one is out of range.
+
+    Example:
+        >>> import torch
+        >>> from innerloop import states
+        >>> states.reorder(torch.arange(3.0), [2, 0, 0])
+        tensor([2., 0., 0.])
+    """
+    if state is None:
+        return None
+    first = _tensors(state)[0]
+    chosen = _checked_rows(first, index, "index")
+    if len(chosen) != first.shape[0]:
+        raise ValueError(f"index must name one row for each of N={first.shape[0]}; got {len(chosen)}. "
+                         "select takes any number.")  # fmt: skip
+    return _mapped(state, lambda x: x.index_select(0, chosen.to(x.device)))
+
+
+def crop(rule: str | Rule, state: State, length: int | Tensor) -> State:
+    """Forget all but the first tokens, where the memory still has them apart: softmax attention alone.
+
+    Args:
+        rule: The rule whose state it is, or its name.
+        state: Its state.
+        length: How many tokens to keep, one number or ``[N]``; no row may have fewer.
+
+    Returns:
+        The state as it was after that many tokens.
+
+    Raises:
+        TypeError: If ``length`` is no whole number.
+        ValueError: If the rule's memory merges its tokens, or a row has fewer than ``length``.
+
+    Example:
+        >>> import torch
+        >>> from innerloop import ops, states
+        >>> q, k, v = torch.randn(3, 1, 9, 2, 3).unbind(0)
+        >>> _, state = ops.softmax_attention(q, k, v, output_final_state=True)
+        >>> states.crop("softmax_attention", state, 5).keys.shape
+        torch.Size([1, 5, 2, 3])
+        >>> states.crop("linear_attention", torch.zeros(1, 2, 3, 3), 5)
+        Traceback (most recent call last):
+            ...
+        ValueError: linear_attention cannot forget single tokens; keep a clone to go back to
+    """
+    rule = get(rule)
+    if not rule.grows:
+        raise ValueError(f"{rule.name} cannot forget single tokens; keep a clone to go back to")
+    named = _checked(rule, state)
+    (counts,) = (name for name, axes in rule.states.items() if not axes)
+    kept = torch.as_tensor(length, device=named[counts].device)
+    if kept.is_floating_point() or kept.is_complex() or kept.dtype == torch.bool:
+        raise TypeError(f"length must be a whole number, or N of them; got {length!r}")
+    if kept.ndim and kept.shape != named[counts].shape:
+        raise ValueError(
+            f"length must be one number or have shape [N={named[counts].shape[0]}]; got {list(kept.shape)}"
+        )
+    kept = kept.expand_as(named[counts]).to(named[counts].dtype).clone()
+    if kept.numel() and bool((kept < 0).any() | (kept > named[counts]).any()):
+        raise ValueError(f"length must lie between 0 and what each row holds, {named[counts].tolist()[:8]}; "
+                         f"got {kept.tolist()[:8]}")  # fmt: skip
+    room = int(kept.max()) if kept.numel() else 0
+    named[counts] = kept
+    for name, axes in rule.states.items():
+        if "S" in axes:
+            named[name] = named[name].narrow(1 + axes.index("S"), 0, room).clone()
+    return rule.packed_state(list(named.values()))
+
+
+def save(path: str | os.PathLike[str], rule: str | Rule, state: State) -> None:
+    """Write a state to a safetensors file; whatever interrupts it, the path holds the old file or the new one.
+
+    Args:
+        path: The file; an old one is replaced.
+        rule: The rule whose state it is, or its name.
+        state: Its state, on any device.
+
+    Raises:
+        TypeError: If ``state`` has not the rule's structure.
+        ValueError: If a shape disagrees, or the rule is unknown.
+        OSError: If the file cannot be written.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from innerloop import states
+        >>> file = tempfile.mkdtemp() + "/memory.safetensors"
+        >>> states.save(file, "delta_rule", torch.ones(1, 2, 3, 4))
+        >>> states.load(file, "delta_rule").shape
+        torch.Size([1, 2, 3, 4])
+    """
+    rule, path = get(rule), Path(path)
+    named = {name: clone(x.detach().cpu()) for name, x in _checked(rule, state).items()}
+    handle, partial = mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    os.close(handle)
+    try:
+        save_file(named, partial, _metadata(rule))
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+        os.chmod(partial, 0o644)
+        os.replace(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def load(path: str | os.PathLike[str], rule: str | Rule) -> State:
+    """Read what ``save`` wrote, to the bit.
+
+    Args:
+        path: The file.
+        rule: The rule that is to go on from it, or its name.
+
+    Returns:
+        The state, on the CPU.
+
+    Raises:
+        ValueError: If the file holds something else, another rule's state, one of another version, or is damaged.
+        OSError: If there is no such file.
+    """
+    rule = get(rule)
+    with open(path, "rb"):
+        pass  # a missing file is the system's to report, before safetensors words it as damage
+    try:
+        with safe_open(path, framework="pt") as file:
+            _check_metadata(path, rule, file.metadata() or {})
+            named = {name: file.get_tensor(name) for name in file.keys()}
+    except SafetensorError as error:
+        what = str(error).partition("\n")[0]
+        raise ValueError(f"{path} must be a whole safetensors file; it cannot be read: {what}") from None
+    if set(named) != set(rule.states):
+        raise ValueError(f"{path} must hold {', '.join(rule.states)}; got {', '.join(named) or 'nothing'}")
+    try:
+        return rule.packed_state(list(_checked(rule, rule.packed_state([named[x] for x in rule.states])).values()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} does not fit together: {error}") from None
+
+
+def _metadata(rule: Rule) -> dict[str, str]:
+    return {"format": _FORMAT, "version": str(VERSION), "rule": rule.name, "states": json.dumps(rule.states)}
+
+
+def _check_metadata(path: str | os.PathLike[str], rule: Rule, found: dict[str, str]) -> None:
+    if found.get("format") != _FORMAT:
+        raise ValueError(f"{path} must be a file that states.save wrote; it is some other safetensors file")
+    if found.get("version") != str(VERSION):
+        raise ValueError(f"{path} must have version {VERSION}; got {found.get('version')}. "
+                         "Load it with the release of innerloop that wrote it.")  # fmt: skip
+    wanted = _metadata(rule)
+    for key, words in (("rule", "hold a state of"), ("states", "have the structure")):
+        if found.get(key) != wanted[key]:
+            raise ValueError(f"{path} must {words} {wanted[key]}; got {found.get(key)}")
+
+
+def _checked(rule: Rule, state: State) -> dict[str, Tensor]:
+    """Return the state's tensors by name, once they are seen to be what the rule says."""
+    names = list(rule.states)
+    given = tuple(state) if rule.state_type is not None and isinstance(state, tuple) else (state,)
+    if len(given) != len(names) or not all(isinstance(x, Tensor) for x in given):
+        wanted = f"{rule.state_type.__name__}({', '.join(names)})" if rule.state_type else "a tensor"
+        raise TypeError(f"the state of {rule.name} must be {wanted}; got {type(state).__name__}")
+    sizes: dict[str, int] = {}
+    for (name, axes), tensor in zip(rule.states.items(), given, strict=True):
+        if tensor.is_floating_point() != bool(axes):
+            raise TypeError(f"the state's {name} must hold {'floats' if axes else 'integers'}; got {tensor.dtype}")
+        check_shape(f"the state's {name}", tensor, ("N", *axes), sizes)
+    return dict(zip(names, given, strict=True))
+
+
+def _checked_rows(first: Tensor, rows: Tensor | Sequence[int], name: str) -> Tensor:
+    count = first.shape[0]
+    index = torch.as_tensor(rows, device=first.device)
+    if index.numel() == 0 and not isinstance(rows, Tensor):
+        index = index.long()  # an empty list has no type of its own
+    if index.dtype == torch.bool:
+        if tuple(index.shape) != (count,):
+            raise ValueError(f"{name} must hold N={count} truths; got shape {list(index.shape)}")
+        return index.nonzero()[:, 0]
+    if index.is_floating_point() or index.is_complex():
+        raise TypeError(f"{name} must hold whole numbers or truths; got {str(index.dtype).removeprefix('torch.')}")
+    if index.ndim != 1:
+        raise ValueError(f"{name} must have one axis; got shape {list(index.shape)}")
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < count:
+        raise ValueError(f"{name} must lie between 0 and N-1={count - 1}; got {index.tolist()[:8]}")
+    return index.long()
+
+
+def _tensors(state: State) -> tuple[Tensor, ...]:
+    if state is None:
+        return ()
+    return (state,) if isinstance(state, Tensor) else tuple(state)
+
+
+def _mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:  # ruff: ignore[any-type] - a State is any structure
+    if state is None or isinstance(state, Tensor):
+        return None if state is None else function(state)
+    return type(state)(*(function(x) for x in state))
