@@ -140,10 +140,11 @@ def build(example: Example) -> Call:
 
 def edge_values(gate: Gate) -> tuple[float, ...]:
     """Return the extremes of a gate, and what lies between."""
-    if gate.low == -torch.inf:
-        return (gate.high, -80.0, -5000.0, -torch.inf)
-    middle = gate.low + 1 if gate.high == torch.inf else (gate.low + gate.high) / 2
-    return (gate.low, middle, gate.high)
+    low, high = gate.drawn or (gate.low, gate.high)
+    if low == -torch.inf:
+        return (high, -80.0, -5000.0, -torch.inf)
+    middle = low + 1 if high == torch.inf else (low + high) / 2
+    return (low, middle, high)
 
 
 def axes_of(rule: Rule) -> dict[str, tuple[str, ...]]:

@@ -95,9 +95,9 @@ MUTANTS = (
     Mutant(
         "unit length is made before sequences are apart",
         PORTABLE,
-        "        bounds = None if options.cu_seqlens is None else options.cu_seqlens.tolist()\n",
-        "        bounds = None if options.cu_seqlens is None else options.cu_seqlens.tolist()\n"
-        "        tokens = [*prepared(tokens[0], tokens[1], options.l2norm, 1.0), *tokens[2:]]\n",
+        "            tokens, states = self._widened(inputs, len(bounds) - 1)\n",
+        "            tokens, states = self._widened(inputs, len(bounds) - 1)\n"
+        "            self._prepare(tokens, l2norm, 1.0)\n",
         tests(PACKING, "test_junk_around_the_sequences_reaches_nothing[gated_delta_rule]"),
     ),
     Mutant(
