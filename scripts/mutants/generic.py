@@ -44,7 +44,10 @@ DROPPED = set("abs clamp clone contiguous detach double exp masked_fill requires
 SOON = "chunk_equals_recurrent step_equals_the_executed_recipe"
 LATER = "packed_equals_separate options_do_what_they_say step_loop_equals_whole heads_are_shared nothing_in_nothing_out"
 LAST = "edges_are_exact every_precision_meets_its_bar derivatives_are_right transforms_compose"
-BETWEEN = ("tests/rules/test_theorems.py", "tests/kernels/test_operator.py", "tests/rules/test_ragged.py")
+BETWEEN = (
+    *(f"tests/rules/test_{what}.py" for what in ("theorems", "ridge_problems", "edges", "ragged", "packing")),
+    "tests/kernels/test_operator.py",
+)
 
 
 def _suite(rules: str, *more: str) -> tuple[str, ...]:

@@ -23,18 +23,24 @@ LADDER = {
     "momentum_delta_rule": ({"theta": UNIT, "eta": NONE, "alpha": NONE}, 0.0, 1.0),
     "kda": ({"g": FADING, "beta": UNIT}, 0.0, 1.0),
     "gdn2": ({"g": FADING, "b": UNIT, "w": UNIT}, 0.0, 1.0),
+    "delta_product": ({"g": FADING, "beta": UNIT}, 0.0, 1.0),
+    "longhorn_diagonal": ({"beta": (0.0, 99.0)}, 0.0, 1.0),
+    "mesa": ({"g": FADING, "beta": UNIT}, 0.0, 1.0),
     "rwkv7": ({"g": FADING, "a": UNIT}, -1.0, 1.0),
     "delta_rule, doubled": ({"beta": DOUBLED}, -1.0, 1.0),
     "gated_delta_rule, doubled": ({"g": SLOWLY, "beta": DOUBLED}, -1.0, 1.0),
     "momentum_delta_rule, doubled": ({"theta": DOUBLED, "eta": NONE, "alpha": NONE}, -1.0, 1.0),
     "kda, doubled": ({"g": SLOWLY, "beta": DOUBLED}, -1.0, 1.0),
+    "delta_product, doubled": ({"g": SLOWLY, "beta": DOUBLED}, -1.0, 1.0),
     "gdn2, doubled": ({"g": SLOWLY, "b": DOUBLED, "w": UNIT}, -1.0, 1.0),
 }
+ROTATING = "delta_product, doubled"
+"""Two reflections are a rotation: its eigenvalues leave the line for the disc (Siems et al., 2025)."""
 
 
 def transitions(call):
     """Return what one token of a call does to the whole of a state, ``[G, n, n]``, whatever else it writes."""
-    rule, heads = call.rule, call.v.shape[2]
+    rule, heads = call.rule, call.v.shape[-2]
     sizes = {"G": 1, "K": call.k.shape[-1], "V": 1}
     shapes = [[sizes[axis] for axis in axes] for axes in rule.states.values()]
     lengths = [torch.Size(shape).numel() for shape in shapes]
@@ -48,18 +54,33 @@ def transitions(call):
     return (after[:-1] - after[-1:]).permute(1, 2, 0)
 
 
-@pytest.mark.parametrize("row", LADDER)
-def test_the_eigenvalues_of_a_transition_fill_the_interval_of_their_rung(row):
-    ranges, low, high = LADDER[row]
+def eigenvalues(row):
+    """Return those of a thousand tokens, with gates drawn from the row's ranges."""
     call = draw_call(row.partition(",")[0], B=1, T=1, H=1000, G=1000, K=2, V=1)
     generator = torch.Generator().manual_seed(3)
-    for name, (bottom, top) in ranges.items():
+    for name, (bottom, top) in LADDER[row][0].items():
         draw = torch.rand(call.gates[name].shape, generator=generator, dtype=DOUBLE)
         call.gates[name] = bottom + (top - bottom) * draw
-    values = torch.linalg.eigvals(transitions(call))
+    return torch.linalg.eigvals(transitions(call))
+
+
+@pytest.mark.parametrize("row", [row for row in LADDER if row != ROTATING])
+def test_the_eigenvalues_of_a_transition_fill_the_interval_of_their_rung(row):
+    _, low, high = LADDER[row]
+    values = eigenvalues(row)
     assert values.imag.abs().max() < 1e-6
     assert low - 1e-9 < values.real.min() < low + 0.2
     assert high - 0.2 < values.real.max() < high + 1e-9
+
+
+def test_two_reflections_a_token_turn_the_memory():
+    values = eigenvalues(ROTATING)
+    assert values.abs().max() < 1 + 1e-9
+    turning = values[values.imag.abs() > 0.1]
+    assert turning.numel() > 0.1 * values.numel()
+    assert turning.abs().max() > 0.9
+    assert turning.real.min() < -0.5
+    assert turning.real.max() > 0.5
 
 
 def test_the_ladder_has_every_rule_of_a_state_of_one_size():

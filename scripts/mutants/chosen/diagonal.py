@@ -5,13 +5,13 @@ from scripts.mutants.mutant import Mutant, contract, tests
 DIAGONAL, RULE = "algebra/diagonal.py", "rules/longhorn_diagonal.py"
 FORMS = contract("longhorn_diagonal", "chunk_equals_recurrent edges_are_exact")
 THEOREMS = tests(
-    "rules/test_theorems.py",
+    "rules/test_longhorn_diagonal.py",
     "test_diagonal_longhorn_keeps_the_diagonal_of_the_proximal_solution "
     "test_diagonal_longhorn_is_longhorn_where_keys_have_one_channel "
     "test_diagonal_longhorn_overwrites_an_axis_at_the_largest_beta",
 )
 PARTS = tests(
-    "rules/test_theorems.py",
+    "rules/test_longhorn_diagonal.py",
     "test_diagonal_longhorn_does_not_depend_on_how_many_chunks_run_together "
     "test_diagonal_longhorn_has_second_derivatives_over_several_parts",
 )

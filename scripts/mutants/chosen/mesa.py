@@ -11,7 +11,7 @@ MESA, STEPS, IMPLICIT, RULE = (
 FORMS = contract("mesa", "chunk_equals_recurrent edges_are_exact")
 STEP = contract("mesa", "step_equals_the_executed_recipe")
 DERIVATIVES = contract("mesa", "chunk_equals_recurrent derivatives_are_right transforms_compose")
-THEOREMS = "rules/test_theorems.py"
+THEOREMS = "rules/test_ridge_problems.py"
 EARLY = tests(THEOREMS, "test_mesa_that_stops_early_is_the_same_in_every_form_and_no_solution")
 PREFIX = tests(THEOREMS, "test_mesa_solves_the_weighted_ridge_problem_of_every_prefix")
 

@@ -6,7 +6,7 @@ RULE = "rules/delta_product.py"
 FORMS = contract("delta_product", "chunk_equals_recurrent edges_are_exact")
 PACKED = contract("delta_product", "packed_equals_separate")
 THEOREMS = tests(
-    "rules/test_theorems.py",
+    "rules/test_delta_product.py",
     "test_delta_product_takes_gradient_steps_on_its_pairs_in_order "
     "test_delta_product_of_n_steps_is_the_delta_rule_over_n_times_as_many_tokens "
     "test_delta_product_fades_once_a_token_and_counts_packed_tokens_not_steps",

@@ -27,7 +27,7 @@ MUTANTS = (
         RIDGE,
         "covariance.double() + diagonal * eye",
         "covariance.double() + 2 * diagonal * eye",
-        (*contract(RULE, "step_equals_the_executed_recipe"), "tests/rules/test_theorems.py"),
+        (*contract(RULE, "step_equals_the_executed_recipe"), "tests/rules/test_ridge_problems.py"),
     ),
     Mutant(
         "the cross moment does not fade",
@@ -63,7 +63,7 @@ MUTANTS = (
         RIDGE,
         "device=k.device).tril()",
         "device=k.device)",
-        (*FORMS, "tests/rules/test_theorems.py"),
+        (*FORMS, "tests/rules/test_ridge_problems.py"),
     ),
     Mutant(
         "the implicit gradient has the wrong sign",

@@ -2,15 +2,17 @@
 
 from scripts.mutants.mutant import Mutant, contract
 
+THEOREMS = ("tests/rules/test_theorems.py", "tests/rules/test_ridge_problems.py", "tests/rules/test_edges.py")
+
 
 def step(rule: str) -> tuple[str, ...]:
     """Return what holds a rule's step to its recipe and to the theorems."""
-    return (*contract(rule, "step_equals_the_executed_recipe"), "tests/rules/test_theorems.py")
+    return (*contract(rule, "step_equals_the_executed_recipe"), *THEOREMS)
 
 
 def forms(rule: str) -> tuple[str, ...]:
     """Return what holds the forms of a rule to each other."""
-    return (*contract(rule, "chunk_equals_recurrent edges_are_exact"), "tests/rules/test_theorems.py")
+    return (*contract(rule, "chunk_equals_recurrent edges_are_exact"), *THEOREMS)
 
 
 def file(rule: str) -> str:
