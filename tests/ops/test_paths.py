@@ -67,6 +67,18 @@ def test_a_step_reads_in_the_dtype_of_v_and_keeps_a_wide_state(name, dtype):
         assert tensor.dtype == ((torch.float64 if dtype == torch.float64 else torch.float32) if axes else torch.int64)
 
 
+def test_fake_tensors_pass_where_no_mode_says_that_they_are_fake():
+    call = draw_call("gated_delta_rule", T=5, state=True)
+    call.run()
+    mode = torch._subclasses.FakeTensorMode()
+    fake = call.map(lambda _, x: mode.from_tensor(x))
+    for form in ("chunk", "recurrent"):
+        out, state = fake.run(form=form)
+        assert type(out) is type(fake.q)
+        assert out.shape == call.v.shape
+        assert state.shape == call.state.shape
+
+
 def test_a_step_refuses_odd_options():
     q, k, v = torch.randn(3, 1, 2, 4).unbind(0)
     with pytest.raises(TypeError, match="use_qk_l2norm_in_kernel must be True or False; got 1"):
