@@ -22,6 +22,17 @@ def test_every_fault_still_applies(scripts):
     assert min(len(faults) for faults in FAMILIES.values()) >= 10
 
 
+def test_every_test_that_is_run_against_a_fault_exists(scripts):
+    from scripts.mutants.families import FAMILIES
+    from scripts.mutants.generic import FILES
+
+    named = {test for tests in FILES.values() for test in tests}
+    named |= {test for faults in FAMILIES.values() for fault in faults for test in fault.tests}
+    done = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", *sorted(named)],
+                          cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-500:]
+
+
 def test_a_fault_that_no_longer_applies_says_so(scripts):
     from scripts.mutants.mutant import Mutant
 

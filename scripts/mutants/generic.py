@@ -71,7 +71,7 @@ COMPILER = (
     f"{COMPILE}::test_compiled_step_equals_eager[{TYPICAL[0]}]",
     f"{COMPILE}::test_compiled_equals_eager_at_any_length_without_recompiling[chunk-{TYPICAL[0]}]",
     f"{COMPILE}::test_exported_program_runs_at_another_length[recurrent-{TYPICAL[1]}]",
-    f"{COMPILE}::test_a_packed_call_compiles_without_a_break",
+    f"{COMPILE}::test_packed_calls_compile_without_a_break_or_a_length_of_their_own[chunk-{TYPICAL[0]}]",
     *(f"{DERIVATIVES}::test_hessians_agree_in_every_order_of_modes[{rule}]" for rule in TYPICAL),
 )
 """What a compiler and ``torch.func`` ask of two rules: one with gates, one whose state grows and counts."""

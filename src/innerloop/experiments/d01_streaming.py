@@ -117,8 +117,11 @@ def _draw(result: Result, *panels: Axes) -> None:
         tokens = result["curves"][0]["tokens"]
         bound = [GROWTH * math.sqrt(x) * EPSILON for x in tokens]
         axes.loglog(tokens, bound, color="C3", linestyle=":", label="bound without decay")
-        axes.set(xlabel="tokens", ylabel="relative error of the state", title=rule)
-    panels[0].legend(fontsize="x-small")
+        axes.set(xlabel="tokens", ylabel="relative error of the state", title=rule, ylim=(3e-9, 2 * bound[-1]))
+        axes.minorticks_off()
+        ends = (tokens[0], tokens[-1])
+        axes.set_xticks(ends, labels=[f"{x:,}" for x in ends])
+    panels[0].legend(fontsize="xx-small", loc="lower right", ncols=2, columnspacing=1, handlelength=1.5)
 
 
 def figures(result: Result) -> list[Figure]:
