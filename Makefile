@@ -57,7 +57,7 @@ mutants: $(SETUP)  ## faults put in by hand, each of which the tests must catch
 mutants-generic: $(SETUP)  ## every small change of the code (an hour or two); docs/mutants.md answers what survives
 	$(BIN)/python -m scripts.mutants --generic
 
-$(SETUP): pyproject.toml constraints.txt src/innerloop/_version.py
+$(SETUP): pyproject.toml constraints.txt src/innerloop/_version.py CMakeLists.txt $(wildcard src/innerloop/kernels/cpu/*.*pp src/innerloop/kernels/cpu/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@

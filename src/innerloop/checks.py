@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import _C, Tensor
 
+from innerloop.kernels.native import missing
 from innerloop.rule import Gate, Gates, Rule, State
 from innerloop.shapes import check_shape, check_tensor
 
@@ -30,6 +31,34 @@ def choose_form(rule: Rule, length: int, form: Form) -> str:
             f"form must be 'recurrent' or 'auto' for {rule.name}, which defines no chunk form; got 'chunk'"
         )
     return form
+
+
+def serves(rule: Rule, q: Tensor, form: str, backend: str | None) -> bool:
+    """Return whether a native kernel takes the call; raise RuntimeError if it was asked for and cannot."""
+    if backend == "torch":
+        return False
+    family = rule.family
+    if family is not None and form != "recurrent" and q.is_cpu and family.native is not None and family.native.present:
+        return True
+    if backend is not None:
+        _refuse(refusal(rule, q, form))
+    return False
+
+
+def refusal(rule: Rule, q: Tensor | None = None, form: str = "auto") -> str:
+    """Return why no native kernel takes a call of the rule, or an empty string."""
+    if rule.family is None or rule.family.native is None:
+        return f"{rule.name} has no native kernel"
+    if not rule.family.native.present:
+        return missing()
+    if form == "recurrent":
+        return "form='recurrent' is the definition, which runs in torch"
+    return "" if q is None or q.is_cpu else f"native kernels take tensors on the CPU, and q is on {q.device}"
+
+
+def _refuse(reason: str) -> None:
+    if reason:
+        raise RuntimeError(f"backend='cpu' cannot serve: {reason}. Leave backend unset to use the best one present.")
 
 
 def check_options(
@@ -54,8 +83,7 @@ def check_options(
         if backend not in BACKENDS:
             raise ValueError(f"backend must be None or one of {', '.join(map(repr, BACKENDS))}; got {backend!r}")
         if backend != "torch":
-            raise RuntimeError(f"{rule.name} has no {backend!r} kernel in this installation; it has 'torch'. "
-                               "Leave backend unset to use the best one present.")  # fmt: skip
+            _refuse(refusal(rule))
     if chunk_size is None:
         return rule.chunk_size
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):

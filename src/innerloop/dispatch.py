@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from torch import _C, Tensor
 
-from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, choose_form
+from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, choose_form, refusal, serves
+from innerloop.kernels.native import CHUNK
 from innerloop.kernels.operator import Options
 from innerloop.kernels.portable import full_precision
 from innerloop.rule import Gates, Rule, State
@@ -51,11 +52,12 @@ def call(
     check_inputs(rule, q, k, v, gates, initial_state, cu_seqlens)
     chosen = choose_form(rule, q.shape[1], form)
     size = check_options(rule, constants, scale, chunk_size, backend, use_qk_l2norm_in_kernel)
+    native = serves(rule, q, form, backend)
     gates = rule.complete(gates, v)
     if scale is None:
         scale = rule.default_scale(q.shape[-1])
-    options = Options(cu_seqlens, float(scale), use_qk_l2norm_in_kernel, size, constants)
-    run = rule.recurrent if chosen == "recurrent" else rule.chunk
+    options = Options(cu_seqlens, float(scale), use_qk_l2norm_in_kernel, size, constants, native)
+    run = rule.recurrent if chosen == "recurrent" and not native else rule.chunk
     out, state = run(q, k, v, state=initial_state, options=options, **gates)
     return out, state if output_final_state else None
 
@@ -78,6 +80,11 @@ def step(
     if scale is None:
         scale = rule.default_scale(q.shape[-1])
     gates = rule.complete(gates, v)
+    if serves(rule, q, "auto", None):
+        one = {name: x if x is None else x.unsqueeze(1) for name, x in gates.items()}
+        options = Options(None, float(scale), use_qk_l2norm_in_kernel, 1, constants)
+        out, state = rule.chunk(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), state=state, options=options, **one)
+        return out.squeeze(1), state
     if _C._is_any_autocast_enabled():
         with full_precision(q):
             return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
@@ -117,11 +124,17 @@ def plan(
     """Say which path a call with these inputs takes, and why."""
     chosen = choose_form(rule, q.shape[1], form)
     size = check_options(rule, constants, scale, chunk_size, backend)
+    native = serves(rule, q, form, backend)
+    if native:
+        size = min(size, CHUNK)
     if form != "auto":
         why = f"form={form!r} was asked for"
     elif chosen == "recurrent":
         why = "T = 1: one token is one step" if rule.has_chunk else f"{rule.name} has no form that is parallel in time"
     else:
         why = f"T = {q.shape[1]}: the chunk form is parallel in time"
-    asked = "backend='torch' was asked for" if backend else "there is no native kernel for it in this installation"
-    return Plan(rule.name, chosen, "torch", size if chosen == "chunk" and not rule.grows else None, (why, asked))
+    asked = f"backend={backend!r} was asked for" if backend else refusal(rule, q, form) or "a native kernel serves it"
+    return Plan(
+        rule.name, chosen, "cpu" if native else "torch", size if chosen == "chunk" and not rule.grows else None,
+        (why, asked),
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from innerloop import dispatch
-from innerloop.checks import Backend, Form, check_inputs, check_options, check_token
+from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, serves
 from innerloop.dispatch import Plan
 from innerloop.rule import Rule, State, get, take_gates
 from innerloop.rules.delta_product import delta_product
@@ -204,10 +204,10 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Plan:
         >>> import torch
         >>> from innerloop import explain, ops
         >>> q, k, v = torch.randn(3, 1, 100, 2, 8).unbind(0)
-        >>> print(explain(ops.linear_attention, q, k, v))
+        >>> print(explain(ops.linear_attention, q, k, v, backend="torch"))
         linear_attention: chunk form in chunks of 64, torch backend
           T = 100: the chunk form is parallel in time
-          there is no native kernel for it in this installation
+          backend='torch' was asked for
     """
     name = getattr(function, "__name__", "")
     if globals().get(name) is not function or name not in __all__ or name == "explain":
@@ -222,7 +222,8 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Plan:
     if function is step:
         check_token(rule, q, k, v, gates, given["state"])
         check_options(rule, constants, given["scale"])
-        return Plan(rule.name, "step", "torch", None, ("one token is one step",))
+        backend = "cpu" if serves(rule, q, "auto", None) else "torch"
+        return Plan(rule.name, "step", backend, None, ("one token is one step",))
     check_inputs(rule, q, k, v, gates, given["initial_state"], given["cu_seqlens"])
     return dispatch.plan(
         rule, q, constants, scale=given["scale"], form=given["form"], chunk_size=given["chunk_size"],

@@ -114,6 +114,8 @@ class Rule:
     """Whether ``scale=None`` means 1 rather than K^-1/2."""
     chunk_size: ClassVar[int] = 64
     """Tokens a chunk, where the call names none."""
+    family: ClassVar[Operator | None] = None
+    """What the chunk form maps onto, if that is one operator: its native kernel serves the rule, in ``step`` too."""
 
     loop: Operator
     """The token loop over ``step`` as an operator; made when the rule is registered."""

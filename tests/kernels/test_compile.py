@@ -30,7 +30,7 @@ def test_operators_pass_the_frameworks_own_check(name):
     for packing in (None, torch.tensor([0, 2, 5])):
         rows = tokens if packing is None else [x[:1] for x in tokens]
         leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in (*rows, *states)]
-        torch.library.opcheck(rule.loop._op, (*leaves, packing, 0.5, True, 2, constants))
+        torch.library.opcheck(rule.loop._op, (*leaves, packing, 0.5, True, 2, constants, True))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -40,7 +40,7 @@ def test_forward_mode_agrees_with_reverse_mode(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_hessians_agree_in_every_order_of_modes(name):
     call = draw_call(name, B=1, T=4, H=1, G=1, K=2, V=2)
-    for form in ({"form": "recurrent"}, {"form": "chunk", "chunk_size": 2}):
+    for form in forms(registry.get(name), (2,)):
 
         def loss(k, form=form):
             return of_keys(call, **form)(k).square().sum()

@@ -39,7 +39,7 @@ def test_vmap_takes_any_axis_of_some_of_the_inputs(name):
     mapped = {"q": 2, "v": 1, names[-1]: 3}
     several = [torch.stack((x, 0.5 * x), mapped[n]) if n in mapped else x for n, x in zip(names, tensors, strict=True)]
 
-    for form in ({"form": "recurrent"}, {"form": "chunk", "chunk_size": 2}):
+    for form in forms(call.rule, (2,)):
 
         def run(*tensors, form=form):
             given = dict(zip(names, tensors, strict=True))
@@ -73,7 +73,7 @@ def test_fake_tensors_of_half_types_are_like_the_real_ones(name):
     gates = rule.complete(call.gates, call.v)
     constants = [constant.default for constant in rule.constants]
     inputs = (call.q, call.k, call.v, *gates.values(), *(None for _ in rule.states))
-    torch.library.opcheck(rule.loop._op, (*inputs, None, 0.5, True, 2, constants), test_utils="test_faketensor")
+    torch.library.opcheck(rule.loop._op, (*inputs, None, 0.5, True, 2, constants, True), test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -102,10 +102,15 @@ def test_any_real_number_is_a_scale_but_truth_is_not():
 def test_a_plan_says_in_words_which_path_and_why():
     call = draw_call("linear_attention", T=100)
     given = (ops.linear_attention, call.q, call.k, call.v)
-    assert str(explain(*given)).splitlines() == [
+    assert str(explain(*given, backend="torch")).splitlines() == [
         "linear_attention: chunk form in chunks of 64, torch backend",
         "  T = 100: the chunk form is parallel in time",
-        "  there is no native kernel for it in this installation",
+        "  backend='torch' was asked for",
+    ]
+    assert str(explain(ops.gla, *given[1:], g=-call.k.abs())).splitlines() == [
+        "gla: chunk form in chunks of 64, torch backend",
+        "  T = 100: the chunk form is parallel in time",
+        "  gla has no native kernel",
     ]
     assert str(explain(*given, form="recurrent", backend="torch")).splitlines() == [
         "linear_attention: recurrent form, torch backend",

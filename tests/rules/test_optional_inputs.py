@@ -8,10 +8,9 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from innerloop import rule as registry
 from innerloop import rules
-from innerloop.testing import assert_close, draw_call, gradients, outcome
+from innerloop.testing import assert_close, draw_call, forms, gradients, outcome
 
 NAMES = [module.RULE.name for module in rules.ALL]
-FORMS = ({"form": "recurrent"}, {"form": "chunk", "chunk_size": 4})
 BOUNDS = [0, 0, 4, 5, 7]
 
 
@@ -53,7 +52,7 @@ def of_tensors(call, form):
 def test_derivatives_of_both_orders_with_every_optional_input_on_and_off(name):
     count = 0
     for call in variants(name):
-        for form in FORMS[: 1 + call.rule.has_chunk]:
+        for form in forms(call.rule, (4,)):
             function, tensors = of_tensors(call, form)
             assert gradcheck(function, tensors, fast_mode=True), (form, call.options)
             assert gradgradcheck(function, tensors, fast_mode=True), (form, call.options)
@@ -81,13 +80,15 @@ def test_the_tail_of_the_last_chunk_has_its_gradient_and_reads_nothing_behind_it
         axes = {**drawn.rule.axes, **{gate.name: gate.axes for gate in drawn.rule.gates}}
         call = drawn.map(lambda key, x, axes=axes: _amid_junk(x) if "T" in axes.get(key, ()) else x.clone())
         call = call.map(lambda _, x: x.detach().requires_grad_())
-        function, tensors = of_tensors(call, {"form": "chunk"})
-        assert gradcheck(function, tensors, fast_mode=True), length
         want = drawn.tracked()
         truth = want.run(form="recurrent")
-        got = call.run(form="chunk")
-        assert_close(outcome(call.rule, got), outcome(call.rule, truth), torch.float64, what=f"T={length}")
-        assert_close(gradients(call, got), gradients(want, truth), torch.float64, "gradients", f"T={length}")
+        slopes = gradients(want, truth)
+        for form in list(forms(call.rule, (64,)))[1:]:
+            function, tensors = of_tensors(call, form)
+            assert gradcheck(function, tensors, fast_mode=True), length
+            got = call.run(**form)
+            assert_close(outcome(call.rule, got), outcome(call.rule, truth), torch.float64, what=f"T={length}")
+            assert_close(gradients(call, got), slopes, torch.float64, "gradients", f"T={length}")
 
 
 def _amid_junk(x):

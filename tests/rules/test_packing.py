@@ -7,13 +7,22 @@ import torch
 
 from innerloop import rule as registry
 from innerloop import rules
+from innerloop.checks import refusal
 from innerloop.testing import assert_close, draw_call, forms, outcome
 
 NAMES = [module.RULE.name for module in rules.ALL]
 DOUBLE = torch.float64
 CHUNK = 4
-FORMS = {"recurrent": {"form": "recurrent"}, "chunk": {"form": "chunk", "chunk_size": CHUNK}}
-CASES = [(name, form) for name in NAMES for form in list(FORMS)[: 1 + registry.get(name).has_chunk]]
+FORMS = {
+    "recurrent": {"form": "recurrent"},
+    "chunk": {"form": "chunk", "chunk_size": CHUNK, "backend": "torch"},
+    "native": {"form": "chunk", "chunk_size": CHUNK, "backend": "cpu"},
+}
+CASES = [
+    (name, form)
+    for name in NAMES
+    for form in list(FORMS)[: 1 + registry.get(name).has_chunk + (not refusal(registry.get(name)))]
+]
 
 
 def packed_call(name, lengths, *, before=0, behind=0, seed=0, edges=False):

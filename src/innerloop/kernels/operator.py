@@ -18,6 +18,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from innerloop.kernels.native import Native
 from innerloop.kernels.portable import Dense, Portable, full_precision
 from innerloop.shapes import compute_dtype
 
@@ -43,6 +44,8 @@ class Options(NamedTuple):
     l2norm: bool = False
     chunk_size: int = 64
     constants: tuple[float, ...] = ()
+    native: bool = True
+    """Whether a compiled kernel may serve."""
 
 
 class Operator:
@@ -57,6 +60,7 @@ class Operator:
         grouped: Whether ``dense`` wants the heads as given, q's a multiple of k's; else q and k are repeated to v's.
         grows: Whether states with an axis S keep T more tokens after a call.
         fresh: Whether what ``dense`` returns for T > 0 shares memory neither with its inputs nor with each other.
+        native: The same compiled, which serves tensors on the CPU where the library is present.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Operator:
         grouped: bool = False,
         grows: bool = False,
         fresh: bool = True,
+        native: Native | None = None,
     ) -> None:
         """Define the operator and its backward, and all that the framework asks of them."""
         self.name = name
@@ -79,8 +84,9 @@ class Operator:
         self._inputs = 3 + len(gates) + len(states)
         self._counts = not all(states.values())
         self._fresh = fresh
+        self.native = native
         tensors = ", ".join(["Tensor q, Tensor k, Tensor v", *(f"Tensor? {x}" for x in (*gates, *states))])
-        rest = "Tensor? cu_seqlens, float scale, bool l2norm, int chunk_size, float[] constants"
+        rest = "Tensor? cu_seqlens, float scale, bool l2norm, int chunk_size, float[] constants, bool native"
         returns = ", ".join(["Tensor"] * (1 + len(states)))
         _LIBRARY.define(f"{name}({tensors}, {rest}) -> ({returns})")
         grads = ", ".join(f"Tensor? grad{i}" for i in range(1 + len(states)))
@@ -128,8 +134,10 @@ class Operator:
         return self._outputs(args)
 
     def _outputs(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        inputs = args[: self._inputs]
-        outputs = self.portable(inputs, args[self._inputs :])
+        inputs, options = args[: self._inputs], args[self._inputs :]
+        if self.native is not None and self.native.present and options[-1] and inputs[0].is_cpu:
+            return self.native.forward(inputs, options)
+        outputs = self.portable(inputs, options)
         if self._fresh:
             return tuple([x if x.is_contiguous() else x.contiguous() for x in outputs])
         return tuple(_apart(outputs, inputs))
@@ -188,6 +196,10 @@ class Operator:
         return Call.apply  # pyright: ignore[reportAttributeAccessIssue]
 
     def _gradients(self, *args: Any) -> list[Tensor]:
+        options = Options(*args[self._inputs : self._inputs + len(Options._fields)])
+        if self.native is not None and self.native.present and options.native and args[0].is_cpu:
+            *grads, needs = args[self._inputs + len(Options._fields) :]
+            return self.native.backward(args[: self._inputs], options, grads, needs)
         with torch.enable_grad():
             grads = self._differentiate([None if x is None else x.detach() for x in args[: self._inputs]], args, False)
         return _apart(grads, args)

@@ -60,7 +60,9 @@ class Portable:
         l2norm: bool,
         chunk_size: int,
         constants: Sequence[float],
+        native: bool,
     ) -> tuple[Tensor, ...]:
+        del native
         v = inputs[2]
         if cu_seqlens is None:
             tokens, states = self.aligned(inputs, l2norm, scale, v.shape[0])

@@ -38,6 +38,7 @@ class DeltaProduct(Rule):
         "k": ("B", "T", "n", "H", "K"),
         "v": ("B", "T", "n", "G", "V"),
     }
+    family = DELTA
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor | None, beta: Tensor, state: Tensor

@@ -25,6 +25,7 @@ class DeltaRule(Rule):
     paper = "Schlag et al. (2021), arXiv:2102.11174; Yang et al. (2024), arXiv:2406.06484"
     recipe = Recipe(Uniform(), LinearMap(), GradientStep(rate=None))
     gates = (Gate("beta", low=0.0, high=2.0, feeds="solver.rate"),)
+    family = DELTA
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, *, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Correct what the memory answers at k by beta times its error, read."""

@@ -30,6 +30,7 @@ class GatedDeltaRule(Rule):
         Gate("g", low=-math.inf, high=0.0, feeds="weights.g", enforced=True),
         Gate("beta", low=0.0, high=2.0, feeds="solver.rate"),
     )
+    family = DELTA
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Fade, correct what the faded memory answers at k by beta times its error, read."""

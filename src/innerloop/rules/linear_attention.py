@@ -24,6 +24,7 @@ class LinearAttention(Rule):
     name = "linear_attention"
     paper = "Katharopoulos et al. (2020), arXiv:2006.16236"
     recipe = Recipe(Uniform(), LinearMap(), CrossMoment())
+    family = ADDITIVE
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, *, state: Tensor) -> tuple[Tensor, Tensor]:
         """Add the pair, read."""

@@ -31,6 +31,7 @@ class Longhorn(Rule):
     paper = "Liu et al. (2024), arXiv:2407.14207"
     recipe = Recipe(Uniform(), LinearMap(), ImplicitStep(strength=None))
     gates = (Gate("beta", low=0.0, high=math.inf, feeds="solver.strength", enforced=True),)
+    family = PROXIMAL_DELTA
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, *, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Write by the step that solves the token's problem exactly, read."""

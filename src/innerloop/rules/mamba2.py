@@ -27,6 +27,7 @@ class Mamba2(Rule):
     paper = "Dao and Gu (2024), arXiv:2405.21060"
     recipe = Recipe(ScalarDecay(), LinearMap(), CrossMoment())
     gates = (Gate("g", low=-math.inf, high=0.0, feeds="weights.g", enforced=True),)
+    family = ADDITIVE
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Fade the memory, add the pair, read."""

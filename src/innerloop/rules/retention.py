@@ -28,6 +28,7 @@ class Retention(Rule):
     paper = "Sun et al. (2023), arXiv:2307.08621"
     recipe = Recipe(ScalarDecay(), LinearMap(), CrossMoment())
     gates = (Gate("g", low=-math.inf, high=0.0, feeds="weights.g", enforced=True, axes=("G",), optional=True),)
+    family = ADDITIVE
 
     def complete(self, gates: Gates, v: Tensor) -> Gates:
         """Give every token its head's decay, ``log(1 - 2^(-5-h))`` by default."""

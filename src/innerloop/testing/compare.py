@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from innerloop.checks import refusal
 from innerloop.rule import Rule, State
 from innerloop.shapes import compute_dtype
 from innerloop.testing.draw import Call
@@ -89,8 +90,9 @@ def compare_all_forms(call: Call, what: str) -> None:
         assert_close(gradients(got, result), slopes, dtype, "gradients", f"{what} {form} gradient of")
 
 
-def forms(rule: Rule) -> Iterator[dict[str, Any]]:
-    """Yield the options of every form, the chunk form at several sizes."""
+def forms(rule: Rule, sizes: Sequence[int] = (1, 4, CHUNK, 128)) -> Iterator[dict[str, Any]]:
+    """Yield the options of every form, the chunk form at several sizes on every backend that serves the rule here."""
     yield {"form": "recurrent"}
     if rule.has_chunk:
-        yield from ({"form": "chunk", "chunk_size": size} for size in (1, 4, CHUNK, 128))
+        for backend in ("torch",) if refusal(rule) else ("torch", "cpu"):
+            yield from ({"form": "chunk", "chunk_size": size, "backend": backend} for size in sizes)

@@ -198,13 +198,13 @@ def packed_equals_separate(rule: Rule) -> None:
 
 def derivatives_are_right(rule: Rule) -> None:
     """Compare first derivatives with finite differences, every input at once."""
-    for form in ({"form": "recurrent"}, {"form": "chunk", "chunk_size": 4})[: 1 + rule.has_chunk]:
+    for form in forms(rule, (4,)):
         _finite_differences(rule, form, torch.autograd.gradcheck)
 
 
 def second_derivatives_are_right(rule: Rule) -> None:
     """Compare second derivatives with finite differences of the first, in fast mode."""
-    for form in ({"form": "recurrent"}, {"form": "chunk", "chunk_size": 4})[: 1 + rule.has_chunk]:
+    for form in forms(rule, (4,)):
         _finite_differences(rule, form, torch.autograd.gradgradcheck)
 
 
@@ -227,7 +227,7 @@ def transforms_compose(rule: Rule) -> None:
     call = draw_call(rule, T=9, state=True)
     names = list(call.tensors())
     several = [torch.stack((x, 0.5 * x)) for x in call.tensors().values()]
-    for form in ({"form": "recurrent"}, {"form": "chunk", "chunk_size": 4})[: 1 + rule.has_chunk]:
+    for form in forms(rule, (4,)):
 
         def loss(*tensors: Tensor, form: dict[str, Any] = form) -> Tensor:
             return _rebuilt(call, tensors).run(**form)[0].square().sum()

@@ -1,0 +1,263 @@
+// The gradient of a whole sequence of one head: the memories and writes once more, then chunk after chunk in reverse.
+//   dU = M^T dO + (P_C K) dS',  dR = (I + A)^-T dU,  dA = -dR U^T,  dM = dO U^T,  [X; Y] = [dO; dR] S^T,  Z = U dS'^T,
+//   dQ = scale p X + dM' K,  dK = -beta p Y + P_C Z + (G + G^T) K + dM'^T Q,  dV = beta dR,
+//   dS = p_C dS' + Q^T (scale p dO) - K^T (beta p dR),
+// with M = scale P Q K^T, A = beta P K K^T, dM' = scale P dM and G = beta P dA.
+#pragma once
+
+#include "forward.h"
+
+namespace innerloop::INNERLOOP_ISA {
+
+template <class T>
+struct Backward {
+  Chunk<T> chunk;
+  T *states, *updates;      // at every chunk's start [K, V]; of every token [V]
+  T *faded, *value;
+  T *slope, *scaled;        // [2C, V]: dO and under it dR; the same, times scale p and -beta p
+  T *turned, *turned_slope; // [V, K]: S and dS' turned
+  T *turned_update;         // [V, C]
+  T *by_score, *by_pair;    // [C, C]: dM and dA, then dM' and G
+  T *past, *write;          // [2C, K]: X and Y; [C, K]: Z
+  T *grad_q, *grad_k, *grad_v, *grad_state;
+  double *by_total, *by_rate;
+
+  Backward(Arena& arena, const Frame<T>& f, int64_t chunks) {
+    const int64_t c = f.C, square = c * f.step_c;
+    chunk.take(arena, f);
+    states = arena.take<T>(chunks * f.K * f.step_v), updates = arena.take<T>(chunks * c * f.step_v);
+    faded = arena.take<T>(c * f.step_v), value = arena.take<T>(c * f.step_v);
+    slope = arena.take<T>(2 * c * f.step_v), scaled = arena.take<T>(2 * c * f.step_v);
+    turned = arena.take<T>(f.wide_v * f.step_k), turned_slope = arena.take<T>(f.wide_v * f.step_k);
+    turned_update = arena.take<T>(f.wide_v * f.step_c);
+    by_score = arena.take<T>(square), by_pair = arena.take<T>(square);
+    past = arena.take<T>(2 * c * f.step_k), write = arena.take<T>(c * f.step_k);
+    grad_q = arena.take<T>(c * f.step_k), grad_k = arena.take<T>(c * f.step_k), grad_v = arena.take<T>(f.step_v);
+    grad_state = arena.take<T>(f.K * f.step_v);
+    by_total = arena.take<double>(f.wide_c), by_rate = arena.take<double>(f.wide_c);
+  }
+};
+
+// Fill in the memory at every chunk's start and every token's write.
+template <class T>
+static void replay(Backward<T>& x, const Frame<T>& f) {
+  const int64_t matrix = f.K * f.step_v, chunks = f.chunks();
+  if (f.call.state) read_state(f, f.call.state, x.states);
+  for (int64_t i = 0; i < chunks; ++i) {
+    const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
+    const T* start = i == 0 && !f.call.state ? nullptr : x.states + i * matrix;
+    T* update = x.updates + i * f.C * f.step_v;
+    read_tokens(x.chunk, f, begin, size, false);
+    read_values(f, begin, size, update);
+    if (f.call.corrects) {
+      fill_coefficients(x.chunk, f, size, false);
+      if (start)
+        product<T>({x.chunk.keys(f, size), f.step_k}, size, {start, f.step_v}, f.wide_v, f.K, {x.chunk.read, f.step_v});
+      correct<T>(x.chunk, f, size, update, start ? x.chunk.read : nullptr);
+    }
+    if (i + 1 < chunks) remember<T>(x.chunk, f, size, update, x.faded, start, x.states + (i + 1) * matrix);
+  }
+}
+
+// dR, under dO.
+template <class T>
+static void pull_back_writes(Backward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, bool pulled) {
+  T* dr = x.slope + size * f.step_v;
+  for (int64_t t = 0; t < size; ++t)
+    read_row(f.call.grad_out, f.at(f.call.grad_out, begin + t, f.head), f.V, x.slope + t * f.step_v);
+  if (pulled)
+    product<T>({x.chunk.keys(f, size), f.step_k}, size, {x.grad_state, f.step_v}, f.wide_v, f.K,
+               {dr, f.step_v, nullptr, nullptr, 0, x.chunk.ends});
+  const Into<T> into{dr, f.step_v, pulled ? dr : nullptr, nullptr, 0, nullptr};
+  product<T>({x.chunk.scores, f.step_c, true}, size, {x.slope, f.step_v}, f.wide_v, size, into, Part::upper_left);
+  if (f.call.corrects) solve<T, true>(x.chunk.coupling, f.step_c, dr, f.step_v, size, f.wide_v);
+}
+
+// dM' and G, and what they say of decays and rates.
+template <class T>
+static void pull_back_coefficients(Backward<T>& x, const Frame<T>& f, int64_t size, const T* update) {
+  const int64_t wide = padded<T>(size);
+  const Chunk<T>& chunk = x.chunk;
+  const Right<T> turned{x.turned_update, f.step_c};
+  transpose(update, f.step_v, size, f.wide_v, x.turned_update, f.step_c);
+  product<T>({x.slope, f.step_v}, size, turned, wide, f.V, {x.by_score, f.step_c}, Part::lower_result);
+  if (f.call.corrects)
+    product<T>({x.slope + size * f.step_v, f.step_v}, size, turned, wide, f.V, {x.by_pair, f.step_c},
+               Part::lower_result);
+  for (int64_t t = 0; t < size; ++t) {
+    const int64_t at = t * f.step_c;
+    const T rate = f.call.corrects ? chunk.rate[t] : T(0);
+    double total = 0, by_rate = 0;
+    for (int64_t s = 0; s <= t; ++s) {
+      T by_decay = x.by_score[at + s] * chunk.scores[at + s];
+      x.by_score[at + s] *= T(f.call.scale) * chunk.fade[at + s];
+      if (f.call.corrects) {
+        const T by_pair = -x.by_pair[at + s] * chunk.pairs[at + s];
+        by_decay += rate * by_pair;
+        by_rate += by_pair;
+        x.by_pair[at + s] = s < t ? -x.by_pair[at + s] * rate * chunk.fade[at + s] : T(0);
+      }
+      x.by_total[s] -= by_decay;
+      total += by_decay;
+    }
+    for (int64_t s = t + 1; s < wide; ++s) x.by_score[at + s] = x.by_pair[at + s] = 0;
+    x.by_total[t] += total;
+    x.by_rate[t] += by_rate;
+  }
+}
+
+// dQ and dK without what unit length adds; [X; Y] and Z stay for the gates.
+template <class T>
+static void pull_back_keys(Backward<T>& x, const Frame<T>& f, int64_t size, const T* update, const T* start, bool pulled) {
+  const Chunk<T>& chunk = x.chunk;
+  const T *q = chunk.qk, *k = chunk.keys(f, size);
+  const int64_t rows = f.call.corrects ? 2 * size : size;
+  const Right<T> keys{k, f.step_k}, queries{q, f.step_k};
+  if (start) {
+    transpose(start, f.step_v, f.K, f.wide_v, x.turned, f.step_k);
+    product<T>({x.slope, f.step_v}, rows, {x.turned, f.step_k}, f.wide_k, f.V, {x.past, f.step_k});
+  }
+  if (pulled) {
+    transpose(x.grad_state, f.step_v, f.K, f.wide_v, x.turned_slope, f.step_k);
+    product<T>({update, f.step_v}, size, {x.turned_slope, f.step_k}, f.wide_k, f.V, {x.write, f.step_k});
+  }
+  product<T>({x.by_score, f.step_c}, size, keys, f.wide_k, size,
+             {x.grad_q, f.step_k, start ? x.past : nullptr, start ? chunk.scaled_carry : nullptr, 1}, Part::lower_left);
+  product<T>({x.by_score, f.step_c, true}, size, queries, f.wide_k, size,
+             {x.grad_k, f.step_k, pulled ? x.write : nullptr, pulled ? chunk.ends : nullptr, 1}, Part::upper_left);
+  if (!f.call.corrects) return;
+  product<T>({x.by_pair, f.step_c}, size, keys, f.wide_k, size, {x.grad_k, f.step_k, x.grad_k}, Part::lower_left);
+  const T* read = x.past + size * f.step_k;
+  product<T>({x.by_pair, f.step_c, true}, size, keys, f.wide_k, size, {x.grad_k, f.step_k, x.grad_k}, Part::upper_left);
+  for (int64_t t = 0; t < size && start; ++t)
+    for (int64_t i = 0; i < f.wide_k; i += kLanes<T>) {
+      T* to = x.grad_k + t * f.step_k + i;
+      store(to, load(to) + load(read + t * f.step_k + i) * chunk.minus[t]);
+    }
+}
+
+// What the carried memory says of decays and rates, row by row.
+template <class T>
+static void pull_back_gates(Backward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, const T* start, bool pulled) {
+  const Chunk<T>& chunk = x.chunk;
+  const T *q = chunk.qk, *k = chunk.keys(f, size), *dr = x.slope + size * f.step_v;
+  double last = 0;
+  for (int64_t t = 0; t < size; ++t) {
+    const int64_t row = t * f.step_k;
+    if (start) x.by_total[t] += double(chunk.scaled_carry[t]) * dot(x.past + row, q + row, f.wide_k);
+    if (f.call.corrects) {
+      const double asked = start ? dot(x.past + size * f.step_k + row, k + row, f.wide_k) : T(0);
+      x.by_total[t] += chunk.minus[t] * asked;
+      x.by_rate[t] += dot(dr + t * f.step_v, x.value + t * f.step_v, f.wide_v) - chunk.carry[t] * asked;
+    }
+    if (!pulled) continue;
+    const double written = double(chunk.ends[t]) * dot(x.write + row, k + row, f.wide_k);
+    x.by_total[t] -= written;
+    last += written;
+  }
+  for (int64_t i = 0; i < f.K && start && pulled && f.call.g.data; ++i)
+    last += double(chunk.last) * dot(start + i * f.step_v, x.grad_state + i * f.step_v, f.wide_v);
+  x.by_total[size - 1] += last;
+  double later = 0;
+  for (int64_t t = size - 1; t >= 0; --t) {
+    later += x.by_total[t];
+    const int64_t at = f.place(begin + t);
+    if (f.call.grad_g) {
+      const bool clamped = read_one(f.call.g, f.at(f.call.g, begin + t, f.head)) < kSmallestDecay;
+      static_cast<T*>(f.call.grad_g)[at] = clamped ? T(0) : T(later);
+    }
+    if (f.call.grad_beta) static_cast<T*>(f.call.grad_beta)[at] = T(x.by_rate[t] * chunk.slope_rate[t]);
+  }
+}
+
+// The gradient at the memory of the chunk's start.
+template <class T>
+static void pull_back_state(Backward<T>& x, const Frame<T>& f, int64_t size, bool pulled) {
+  const Chunk<T>& chunk = x.chunk;
+  const int64_t rows = f.call.corrects ? 2 * size : size;
+  for (int64_t t = 0; t < rows; ++t) {
+    const T factor = t < size ? chunk.scaled_carry[t] : chunk.minus[t - size];
+    for (int64_t i = 0; i < f.wide_v; i += kLanes<T>)
+      store(x.scaled + t * f.step_v + i, load(x.slope + t * f.step_v + i) * factor);
+  }
+  const Into<T> into{x.grad_state, f.step_v, pulled ? x.grad_state : nullptr, pulled ? &chunk.last : nullptr};
+  product<T>({chunk.qk, f.step_k, true}, f.K, {x.scaled, f.step_v}, f.wide_v, rows, into);
+}
+
+// x = r u with unit u: dx = r (du - u (u . du)).
+template <class T>
+static void pull_back_unit(T* grad, const T* unit, T factor, int64_t n) {
+  const T along = dot(grad, unit, n);
+  for (int64_t i = 0; i < n; i += kLanes<T>) store(grad + i, (load(grad + i) - load(unit + i) * along) * factor);
+}
+
+template <class T>
+static void write_gradients(Backward<T>& x, const Frame<T>& f, int64_t begin, int64_t size) {
+  const Chunk<T>& chunk = x.chunk;
+  const T *q = chunk.qk, *k = chunk.keys(f, size), *dr = x.slope + size * f.step_v;
+  for (int64_t t = 0; t < size; ++t) {
+    const int64_t row = t * f.step_k, at = f.place(begin + t);
+    T *dq = x.grad_q + row, *dk = x.grad_k + row;
+    const T by_square = T(2 * x.by_rate[t] * chunk.slope_square[t]);
+    if (f.call.corrects == 2)
+      for (int64_t i = 0; i < f.wide_k; i += kLanes<T>) store(dk + i, load(dk + i) + load(k + row + i) * by_square);
+    if (f.call.unit) {
+      pull_back_unit(dq, q + row, chunk.unit_q[t], f.wide_k);
+      pull_back_unit(dk, k + row, chunk.unit_k[t], f.wide_k);
+    }
+    if (f.call.grad_q) write_row(dq, f.K, f.call.grad_q, at * f.K, f.call.grad_element);
+    if (f.call.grad_k) write_row(dk, f.K, f.call.grad_k, at * f.K, f.call.grad_element);
+    if (!f.call.grad_v) continue;
+    const T rate = f.call.corrects ? chunk.rate[t] : T(1);
+    for (int64_t i = 0; i < f.wide_v; i += kLanes<T>) store(x.grad_v + i, load(dr + t * f.step_v + i) * rate);
+    write_row(x.grad_v, f.V, f.call.grad_v, at * f.V, f.call.v.element);
+  }
+}
+
+template <class T>
+static void backward_chunk(Backward<T>& x, const Frame<T>& f, int64_t i, bool pulled) {
+  const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
+  const T* start = i == 0 && !f.call.state ? nullptr : x.states + i * f.K * f.step_v;
+  const T* update = x.updates + i * f.C * f.step_v;
+  for (int64_t t = 0; t < size; ++t) x.by_total[t] = x.by_rate[t] = 0;
+  read_tokens(x.chunk, f, begin, size, true);
+  if (f.call.corrects) read_values(f, begin, size, x.value);
+  fill_coefficients(x.chunk, f, size, true);
+  pull_back_writes(x, f, begin, size, pulled);
+  pull_back_coefficients(x, f, size, update);
+  pull_back_keys(x, f, size, update, start, pulled);
+  pull_back_gates(x, f, begin, size, start, pulled);
+  if (i > 0 || f.call.grad_state) pull_back_state(x, f, size, pulled);
+  write_gradients(x, f, begin, size);
+}
+
+template <class T>
+static void backward(const Call& call, int64_t job, char* scratch) {
+  const Frame<T> f(call, job);
+  Arena arena{scratch};
+  Backward<T> x(arena, f, f.chunks());
+  bool pulled = call.grad_final;
+  if (pulled) read_state(f, call.grad_final, x.grad_state);
+  replay(x, f);
+  for (int64_t i = f.chunks() - 1; i >= 0; --i) {
+    backward_chunk(x, f, i, pulled);
+    pulled = true;
+  }
+  if (call.grad_state) write_state(f, pulled ? x.grad_state : nullptr, call.grad_state);
+}
+
+template <class T>
+static int64_t backward_scratch(const Call& call) {
+  Frame<T> f(call, 0);
+  int64_t longest = call.bounds ? 0 : call.length;
+  for (int64_t n = 0; call.bounds && n < call.sequences; ++n) {
+    const int64_t length = call.bounds[n + 1] - call.bounds[n];
+    if (length > longest) longest = length;
+  }
+  f.begin = 0, f.end = longest;
+  Arena arena{nullptr};
+  Backward<T> x(arena, f, f.chunks());
+  return arena.used;
+}
+
+}  // namespace innerloop::INNERLOOP_ISA

@@ -1,0 +1,130 @@
+// The library's face: plain C, so that it knows nothing of a Python or torch version.
+#include <cstdlib>
+#include <cstring>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "call.h"
+
+namespace innerloop {
+#define INNERLOOP_DECLARE(isa) \
+  namespace isa {              \
+  extern const Kernels kernels; \
+  }
+INNERLOOP_DECLARE(plain)
+#ifdef INNERLOOP_X86
+INNERLOOP_DECLARE(avx2)
+INNERLOOP_DECLARE(avx512)
+#endif
+
+struct Choice {
+  const char* name;
+  const Kernels* kernels;
+};
+
+// What the processor has and, if INNERLOOP_ISA names one, no more than that.
+static Choice choose() {
+  const char* most = std::getenv("INNERLOOP_ISA");
+#ifdef INNERLOOP_X86
+  __builtin_cpu_init();
+  const bool limited = most && *most;
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512bw") && (!limited || !std::strcmp(most, "avx512")))
+    return {"avx512", &avx512::kernels};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (!limited || std::strcmp(most, "plain")))
+    return {"avx2", &avx2::kernels};
+#endif
+  (void)most;
+  return {"plain", &plain::kernels};
+}
+static const Choice chosen = choose();
+
+// Denormals count as zero within a job: they cost a hundred cycles each, and a tail of zeros makes nothing else.
+class FlushToZero {
+#if defined(__x86_64__)
+  unsigned before = _mm_getcsr();
+
+ public:
+  FlushToZero() { _mm_setcsr(before | 0x8040); }
+  ~FlushToZero() { _mm_setcsr(before); }
+#elif defined(__aarch64__)
+  uint64_t before;
+
+ public:
+  FlushToZero() {
+    asm volatile("mrs %0, fpcr" : "=r"(before));
+    asm volatile("msr fpcr, %0" ::"r"(before | (uint64_t(1) << 24)));
+  }
+  ~FlushToZero() { asm volatile("msr fpcr, %0" ::"r"(before)); }
+#endif
+};
+
+// A thread keeps its memory: fresh pages cost more than what is done with them. Very much of it is given back.
+class Memory {
+  char* data = nullptr;
+  int64_t size = 0;
+  static constexpr int64_t kKept = int64_t(64) << 20;
+
+ public:
+  ~Memory() { std::free(data); }
+  char* get(int64_t wanted) {
+    if (wanted > size) {
+      std::free(data);
+      size = (wanted + 4095) / 4096 * 4096;
+      data = static_cast<char*>(std::aligned_alloc(64, size));
+      if (!data) size = 0;
+    }
+    return data;
+  }
+  void give_back() {
+    if (size <= kKept) return;
+    std::free(data);
+    data = nullptr, size = 0;
+  }
+};
+static thread_local Memory memory;
+
+static int64_t run(const Call& call, bool backward) {
+  const int64_t jobs = call.sequences * call.heads, scratch = chosen.kernels->scratch(call, backward);
+  const auto work = backward ? chosen.kernels->backward : chosen.kernels->forward;
+  int64_t failed = 0;
+#ifdef _OPENMP
+  const int threads = int(call.threads < jobs ? call.threads : jobs);
+#pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
+#endif
+  {
+    const FlushToZero flush;
+    char* mine = memory.get(scratch);
+    failed = !mine;
+#ifdef _OPENMP
+#pragma omp for schedule(dynamic, 1)
+#endif
+    for (int64_t job = 0; job < jobs; ++job)
+      if (mine) work(call, job, mine);
+    memory.give_back();
+  }
+  return failed ? 2 : 0;
+}
+
+static int64_t checked(const Call& call) {
+  for (int64_t n = 0; call.bounds && n < call.sequences; ++n)
+    if (call.bounds[0] < 0 || call.bounds[n] > call.bounds[n + 1] || call.bounds[n + 1] > call.length) return 1;
+  return 0;
+}
+
+}  // namespace innerloop
+
+extern "C" {
+// 0: done; 1: bounds that do not rise within the row; 2: no memory.
+__attribute__((visibility("default"))) int64_t innerloop_run(const innerloop::Call* call, int64_t backward) {
+  const int64_t wrong = innerloop::checked(*call);
+  return wrong ? wrong : innerloop::run(*call, backward != 0);
+}
+__attribute__((visibility("default"))) const char* innerloop_isa() { return innerloop::chosen.name; }
+__attribute__((visibility("default"))) int64_t innerloop_call_size() { return sizeof(innerloop::Call); }
+}
