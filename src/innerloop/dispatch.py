@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import _C, Tensor
 
 from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, choose_form, refusal, serves
 from innerloop.kernels.native import CHUNK
-from innerloop.kernels.operator import Options
+from innerloop.kernels.operator import Options, is_plain
 from innerloop.kernels.portable import full_precision
 from innerloop.rule import Gates, Rule, State
 
@@ -81,10 +82,7 @@ def step(
         scale = rule.default_scale(q.shape[-1])
     gates = rule.complete(gates, v)
     if serves(rule, q, "auto", None):
-        one = {name: x if x is None else x.unsqueeze(1) for name, x in gates.items()}
-        options = Options(None, float(scale), use_qk_l2norm_in_kernel, 1, constants)
-        out, state = rule.chunk(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), state=state, options=options, **one)
-        return out.squeeze(1), state
+        return _native_step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
     if _C._is_any_autocast_enabled():
         with full_precision(q):
             return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
@@ -109,6 +107,26 @@ def _step(
         named.update(zip((constant.name for constant in rule.constants), constants, strict=True))
     out, state = rule.step(q, k, value, state=rule.packed_state(states), **named)
     return out if out.dtype == v.dtype else out.to(v.dtype), state
+
+
+def _native_step(
+    rule: Rule,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    constants: tuple[float, ...],
+    state: State,
+    scale: float,
+    l2norm: bool,
+) -> tuple[Tensor, State]:
+    args = (q, k, v, *gates.values(), state)
+    if rule.axes is Rule.axes and is_plain(args) and not (torch.is_grad_enabled() and _C._any_requires_grad(*args)):
+        return rule.family.native.token(q, k, v, gates, state, scale, l2norm)  # pyright: ignore[reportOptionalMemberAccess]
+    gates = {name: x if x is None else x.unsqueeze(1) for name, x in gates.items()}
+    options = Options(None, scale, l2norm, 1, constants)
+    out, state = rule.chunk(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), state=state, options=options, **gates)
+    return out.squeeze(1), state
 
 
 def plan(

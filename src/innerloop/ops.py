@@ -94,7 +94,7 @@ def run(
         use_qk_l2norm_in_kernel: Make q and k unit length first, ``x * rsqrt(sum(x^2) + 1e-6)``.
         form: ``"recurrent"``, ``"chunk"`` or ``"auto"``.
         chunk_size: Tokens a chunk; changes nothing beyond rounding.
-        backend: ``None`` for the best present, or ``"torch"``.
+        backend: ``None`` for the best present, ``"torch"``, or ``"cpu"`` for the native kernel.
         **gates: The rule's gates and constants by name.
 
     Returns:

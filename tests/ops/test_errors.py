@@ -249,7 +249,7 @@ def test_a_bad_rule_is_refused_with_the_reason():
 
 def test_explain_says_which_path_and_why():
     call = draw_call("gated_delta_rule")
-    plan = explain(ops.gated_delta_rule, call.q, call.k, call.v, **call.gates)
+    plan = explain(ops.gated_delta_rule, call.q, call.k, call.v, **call.gates, backend="torch")
     assert (plan.form, plan.backend, plan.chunk_size) == ("chunk", "torch", 64)
     one = call.tokens(0, 1)
     assert explain(ops.run, "gated_delta_rule", one.q, one.k, one.v, **one.gates).form == "recurrent"

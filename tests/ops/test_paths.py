@@ -100,17 +100,17 @@ def test_any_real_number_is_a_scale_but_truth_is_not():
 
 
 def test_a_plan_says_in_words_which_path_and_why():
-    call = draw_call("linear_attention", T=100)
+    call = draw_call("linear_attention", T=100, G=2)
     given = (ops.linear_attention, call.q, call.k, call.v)
     assert str(explain(*given, backend="torch")).splitlines() == [
         "linear_attention: chunk form in chunks of 64, torch backend",
         "  T = 100: the chunk form is parallel in time",
         "  backend='torch' was asked for",
     ]
-    assert str(explain(ops.gla, *given[1:], g=-call.k.abs())).splitlines() == [
-        "gla: chunk form in chunks of 64, torch backend",
+    assert str(explain(ops.softmax_attention, *given[1:])).splitlines() == [
+        "softmax_attention: chunk form, torch backend",
         "  T = 100: the chunk form is parallel in time",
-        "  gla has no native kernel",
+        "  softmax_attention has no native kernel",
     ]
     assert str(explain(*given, form="recurrent", backend="torch")).splitlines() == [
         "linear_attention: recurrent form, torch backend",

@@ -23,6 +23,7 @@ _ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float1
 _TENSOR = "6q"
 _LAYOUT = struct.Struct(f"=12q d {5 * _TENSOR} 3q {_TENSOR} 8q")
 _ABSENT = (0,) * 6
+_NO_GRADIENTS = (0,) * 14
 _ONE_THREAD = 1 << 19
 """Multiplications below which a second thread costs more than it brings."""
 
@@ -86,8 +87,29 @@ class Native:
         rows = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         final = v.new_empty((rows, v.shape[2], q.shape[3], v.shape[3]), dtype=dtype)
         head, keep = self._head(inputs, options, rows)
-        _run(False, *head, out.data_ptr(), final.data_ptr(), *_ABSENT, *(0,) * 8)
+        _run(False, *head, out.data_ptr(), final.data_ptr(), *_NO_GRADIENTS)
         del keep
+        return out, final
+
+    def token(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], state: Tensor | None, scale: float, unit: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return what one token ``[B, G, .]`` reads, and the memory after it; no gradient is recorded."""
+        rows, heads, width = v.shape
+        _, key_heads, key_width = k.shape
+        dtype = compute_dtype(v.dtype)
+        out = torch.empty((rows, heads, width), dtype=v.dtype)
+        final = torch.empty((rows, heads, key_width, width), dtype=dtype)
+        tensors = [None if x is None else _resolved(x) for x in (q, k, v, gates.get("g"), gates.get("beta"))]
+        before = None if state is None else _matrix(state, dtype)
+        work = rows * heads * width * key_width
+        _run(
+            False, self.corrects, rows, 1, key_heads, heads, key_width, width, 0, 1,
+            1 if work < _ONE_THREAD else torch.get_num_threads(), unit, dtype is torch.float64, scale,
+            *_strided_token(tensors[0]), *_strided_token(tensors[1]), *_strided_token(tensors[2]),
+            *_strided_token(tensors[3]), *_strided_token(tensors[4]), _address(before), out.data_ptr(),
+            final.data_ptr(), *_NO_GRADIENTS,
+        )  # fmt: skip
         return out, final
 
     def backward(
@@ -153,7 +175,7 @@ def _resolved(x: Tensor) -> Tensor:
 
 
 def _matrix(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return _resolved(x).to(dtype).contiguous()
+    return (_resolved(x) if x.dtype is dtype else _resolved(x).to(dtype)).contiguous()
 
 
 def _address(x: Tensor | None) -> int:
@@ -165,3 +187,10 @@ def _strided(x: Tensor | None) -> tuple[int, ...]:
         return _ABSENT
     strides = x.stride()
     return (x.data_ptr(), *strides, *(0,) * (4 - len(strides)), _ELEMENTS[x.dtype])
+
+
+def _strided_token(x: Tensor | None) -> tuple[int, ...]:
+    if x is None:
+        return _ABSENT
+    row, head, *column = x.stride()
+    return (x.data_ptr(), row, 0, head, column[0] if column else 0, _ELEMENTS[x.dtype])

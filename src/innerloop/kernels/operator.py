@@ -107,7 +107,7 @@ class Operator:
     ) -> tuple[Any, ...]:
         """Return ``o`` and the states after the last token, in one flat tuple."""
         args = (q, k, v, *gates, *states, *options)
-        if not _is_plain(args):
+        if not is_plain(args):
             return self._op(*args)
         # The dispatcher would bring us here by two detours, which cost as much again as all the rest of a call.
         if torch.is_grad_enabled() and _C._any_requires_grad(*args):
@@ -264,7 +264,7 @@ class Operator:
         return rule
 
 
-def _is_plain(args: Sequence[Any]) -> bool:
+def is_plain(args: Sequence[Any]) -> bool:
     """Whether nothing but autograd watches this call: no compiler, mode, transform or tensor subclass."""
     return (
         not torch.compiler.is_compiling()

@@ -126,6 +126,19 @@ static void read_decays(Chunk<T>& x, const Frame<T>& f, int64_t begin, int64_t s
   x.last = x.carry[size - 1];
 }
 
+// Ask for rows that the next chunk will read: they lie a page apart, where no prefetcher of the processor's follows.
+template <class T>
+static void ask_ahead(const Strided& x, const Frame<T>& f, int64_t begin, int64_t of, int64_t n) {
+  constexpr int64_t sizes[] = {4, 8, 2, 2};
+  const int64_t size = sizes[x.element];
+  if (!x.data || x.column != 1) return;
+  const int64_t from = begin < f.begin ? f.begin : begin, to = smaller(f.end, begin + f.C);
+  for (int64_t t = from; t < to; ++t) {
+    const char* row = static_cast<const char*>(x.data) + f.at(x, t, of) * size;
+    for (int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(row + i, 0, 2);
+  }
+}
+
 // Read q and k of a token, made unit length where the call says so; t is its place in the chunk.
 template <class T>
 static void read_token(Chunk<T>& x, const Frame<T>& f, int64_t token, int64_t t, T* q, T* k, bool queries) {

@@ -24,10 +24,13 @@ static void forward_chunk(Forward<T>& x, const Frame<T>& f, int64_t begin, int64
   Chunk<T>& chunk = x.chunk;
   read_tokens(chunk, f, begin, size, true);
   read_values(f, begin, size, x.update);
+  ask_ahead(f.call.q, f, begin + size, f.key_head(), f.K);
   fill_coefficients(chunk, f, size, true);
+  ask_ahead(f.call.k, f, begin + size, f.key_head(), f.K);
   const int64_t asked = f.call.corrects ? 2 * size : size;
   T* read = chunk.read;
   if (!empty) product<T>({chunk.qk, f.step_k}, asked, {x.state, f.step_v}, f.wide_v, f.K, {read, f.step_v});
+  ask_ahead(f.call.v, f, begin + size, f.head, f.V);
   correct<T>(chunk, f, size, x.update, empty ? nullptr : read + size * f.step_v);
   const Into<T> into{read, f.step_v, empty ? nullptr : read, empty ? nullptr : chunk.scaled_carry, 1, nullptr};
   product<T>({chunk.scores, f.step_c}, size, {x.update, f.step_v}, f.wide_v, size, into, Part::lower_left);

@@ -1,0 +1,171 @@
+"""What only compiled kernels can get wrong: threads, denormals, conversions, long sequences, instruction sets."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from innerloop import explain, ops, rules
+from innerloop.checks import refusal
+from innerloop.kernels.native import instruction_set, missing
+from innerloop.testing import assert_close, draw_call, gradients, outcome
+from innerloop.testing.compare import truth
+
+SERVED = tuple(module.RULE.name for module in rules.ALL if not refusal(module.RULE))
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "present")
+
+
+def run_in_new_process(code, **environment):
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return found.stdout.strip()
+
+
+def test_every_rule_of_the_two_families_is_served():
+    assert set(SERVED) == {
+        "linear_attention", "retention", "mamba2", "delta_rule", "gated_delta_rule", "longhorn", "delta_product"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_more_threads_change_no_bit(name):
+    call = draw_call(name, T=70, B=3, K=64, V=64, dtype=torch.float32, state=True).tracked()
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            result = call.run(backend="cpu")
+            found.append({**outcome(call.rule, result), **gradients(call, result)})
+    finally:
+        torch.set_num_threads(threads)
+    for name, x in found[0].items():
+        assert all(torch.equal(x, other[name]) for other in found[1:]), name
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize(("K", "V"), [(1, 1), (7, 9), (8, 16), (17, 33), (40, 24), (65, 130)])
+def test_any_widths_serve(name, K, V):
+    for dtype in (torch.float64, torch.float32):
+        call = draw_call(name, T=71, B=1, H=1, G=2, K=K, V=V, state=True, dtype=dtype)
+        values, slopes = truth(call)
+        got = call.tracked()
+        result = got.run(backend="cpu")
+        assert_close(outcome(call.rule, result), values, dtype, "values", f"{dtype}")
+        assert_close(gradients(got, result), slopes, dtype, "gradients", f"{dtype} gradient of")
+
+
+def test_a_very_long_sequence_stays_exact():
+    call = draw_call("gated_delta_rule", T=65_537, B=1, H=1, G=1, K=8, V=8, dtype=torch.float32)
+    call.gates["g"] = call.gates["g"] * 0.01
+    exact = call.to(torch.float64).tracked()
+    want = exact.run(backend="torch")
+    got = call.tracked()
+    result = got.run(backend="cpu")
+    assert_close(outcome(call.rule, result), outcome(call.rule, want), torch.float32)
+    assert_close(gradients(got, result), gradients(exact, want), torch.float32, "gradients")
+
+
+def test_denormals_run_at_full_speed_and_stay_denormal_elsewhere():
+    call = draw_call("gated_delta_rule", T=256, B=1, K=64, V=64, dtype=torch.float32)
+    tail = call.map(lambda name, x: x * 1e-40 if name == "v" else x)
+
+    def least_seconds(some):
+        times = []
+        for _ in range(15):
+            begin = time.perf_counter()
+            some.run(backend="cpu")
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    assert least_seconds(tail) < 1.8 * least_seconds(call)
+    assert (torch.tensor([1e-40]) * 0.5).item() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("length", [1, 2])
+def test_half_types_are_read_and_rounded_as_torch_does(dtype, length):
+    v = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    v = v[v.isfinite() & ((v.float().abs() > 1e-35) | (v == 0))]  # a denormal bfloat16 is one in float32 too
+    one = torch.ones(1, length, 1, 1, dtype=dtype)
+    o, _ = ops.linear_attention(one, torch.cat((one[:, :1], 0 * one[:, 1:]), 1), v.expand(1, length, 1, -1), scale=1.0)
+    assert torch.equal(o[0, -1, 0], v)
+    third = torch.tensor(1 / 3)
+    o, _ = ops.linear_attention(
+        one, torch.cat((one[:, :1], 0 * one[:, 1:]), 1), v.expand(1, length, 1, -1), scale=1 / 3
+    )
+    want = (v.float() * third).to(dtype)
+    kept = want.float().abs() > 1e-35
+    assert torch.equal(o[0, -1, 0][kept], want[kept])
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_step_is_the_definition_in_every_precision(name):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        call = draw_call(name, T=1, K=19, V=21, state=True, dtype=dtype)
+        q, k, v, *gates = (x[:, 0] for x in (call.q, call.k, call.v, *call.rule.complete(call.gates, call.v).values()))
+        named = dict(zip((gate.name for gate in call.rule.gates), gates, strict=True))
+        if name == "retention":
+            named["g"] = call.gates["g"]
+        for unit in (False, True):
+            got = ops.step(name, q, k, v, state=call.state, use_qk_l2norm_in_kernel=unit, **named)
+            exact = call.to(torch.float64)
+            want = exact.run(form="recurrent", use_qk_l2norm_in_kernel=unit)
+            assert_close(got[0][:, None], want[0], dtype)
+            assert_close(got[1], want[1], dtype)
+
+
+def test_bounds_outside_of_the_row_are_refused_even_behind_the_checks():
+    call = draw_call("linear_attention", B=1, T=5)
+    for bounds in ([0, 6], [3, 1], [-1, 5]):
+        with pytest.raises(ValueError, match="cu_seqlens must rise"):
+            torch.ops.innerloop.additive(
+                call.q, call.k, call.v, None, None, torch.tensor(bounds), 1.0, False, 64, [], True
+            )
+
+
+def test_asking_for_what_cannot_serve_says_why():
+    call = draw_call("gated_delta_rule", T=5)
+    with pytest.raises(RuntimeError, match="form='recurrent' is the definition"):
+        call.run(backend="cpu", form="recurrent")
+    far = call.map(lambda _, x: x.to("meta"))
+    with pytest.raises(RuntimeError, match="q is on meta"):
+        far.run(backend="cpu")
+    with pytest.raises(RuntimeError, match="gla has no native kernel"):
+        draw_call("gla", T=5).run(backend="cpu")
+
+
+def test_a_plan_names_the_kernel():
+    call = draw_call("gated_delta_rule", T=100)
+    assert str(explain(ops.gated_delta_rule, call.q, call.k, call.v, **call.gates)).splitlines() == [
+        "gated_delta_rule: chunk form in chunks of 32, cpu backend",
+        "  T = 100: the chunk form is parallel in time",
+        "  a native kernel serves it",
+    ]
+
+
+def test_the_environment_turns_kernels_off():
+    code = (
+        "from innerloop import ops, rule; from innerloop.checks import refusal;"
+        "print(refusal(rule.get('delta_rule')))"
+    )
+    assert "INNERLOOP_BACKEND=torch" in run_in_new_process(code, INNERLOOP_BACKEND="torch")
+
+
+def test_every_instruction_set_of_this_machine_gives_the_same():
+    code = (
+        "import torch; from innerloop.testing import draw_call, gradients;"
+        "from innerloop.kernels.native import instruction_set;"
+        "call = draw_call('gated_delta_rule', T=70, K=33, V=17, dtype=torch.float32).tracked();"
+        "print(instruction_set(), *(x.double().square().sum().item()"
+        " for x in gradients(call, call.run(backend='cpu')).values()))"
+    )
+    assert instruction_set() in {"plain", "avx2", "avx512"}
+    found = [run_in_new_process(code, INNERLOOP_ISA=most).split() for most in ("plain", "avx2", "")]
+    assert found[0][0] == "plain"
+    for other in found[1:]:
+        assert [float(x) for x in other[1:]] == pytest.approx([float(x) for x in found[0][1:]], rel=1e-5)
