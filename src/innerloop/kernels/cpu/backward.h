@@ -20,6 +20,7 @@ struct Backward {
   T *by_score, *by_pair;    // [C, C]: dM and dA, then dM' and G
   T *past, *write;          // [2C, K]: X and Y; [C, K]: Z
   T *grad_q, *grad_k, *grad_v, *grad_state;
+  T* by_decay;              // [C], of one token
   double *by_total, *by_rate;
 
   Backward(Arena& arena, const Frame<T>& f, int64_t chunks) {
@@ -33,7 +34,7 @@ struct Backward {
     by_score = arena.take<T>(square), by_pair = arena.take<T>(square);
     past = arena.take<T>(2 * c * f.step_k), write = arena.take<T>(c * f.step_k);
     grad_q = arena.take<T>(c * f.step_k), grad_k = arena.take<T>(c * f.step_k), grad_v = arena.take<T>(f.step_v);
-    grad_state = arena.take<T>(f.K * f.step_v);
+    grad_state = arena.take<T>(f.K * f.step_v), by_decay = arena.take<T>(f.wide_c);
     by_total = arena.take<double>(f.wide_c), by_rate = arena.take<double>(f.wide_c);
   }
 };
@@ -88,23 +89,28 @@ static void pull_back_coefficients(Backward<T>& x, const Frame<T>& f, int64_t si
                Part::lower_result);
   for (int64_t t = 0; t < size; ++t) {
     const int64_t at = t * f.step_c;
-    const T rate = f.call.corrects ? chunk.rate[t] : T(0);
-    double total = 0, by_rate = 0;
-    for (int64_t s = 0; s <= t; ++s) {
-      T by_decay = x.by_score[at + s] * chunk.scores[at + s];
-      x.by_score[at + s] *= T(f.call.scale) * chunk.fade[at + s];
+    const Vec<T> rate = splat(f.call.corrects ? chunk.rate[t] : T(0)), scale = splat(T(f.call.scale));
+    Vec<T> total{}, by_rate{};
+    for (int64_t s = 0; s < wide; s += kLanes<T>) {
+      T *by_score = x.by_score + at + s, *by_pair = x.by_pair + at + s;
+      // Beyond the last tile of a lower result there is what an earlier chunk left.
+      const bool above = s > t;
+      const Vec<T> fade = load(chunk.fade + at + s), slope = above ? Vec<T>{} : load(by_score);
+      Vec<T> by_decay = slope * load(chunk.scores + at + s);
+      store(by_score, slope * fade * scale);
       if (f.call.corrects) {
-        const T by_pair = -x.by_pair[at + s] * chunk.pairs[at + s];
-        by_decay += rate * by_pair;
-        by_rate += by_pair;
-        x.by_pair[at + s] = s < t ? -x.by_pair[at + s] * rate * chunk.fade[at + s] : T(0);
+        const Vec<T> pair = above ? Vec<T>{} : -load(by_pair), read = pair * load(chunk.pairs + at + s);
+        by_decay += rate * read;
+        by_rate += read;
+        store(by_pair, pair * rate * fade);
       }
-      x.by_total[s] -= by_decay;
       total += by_decay;
+      store(x.by_decay + s, by_decay);
     }
-    for (int64_t s = t + 1; s < wide; ++s) x.by_score[at + s] = x.by_pair[at + s] = 0;
-    x.by_total[t] += total;
-    x.by_rate[t] += by_rate;
+    if (f.call.corrects) x.by_pair[at + t] = 0;
+    for (int64_t s = 0; s <= t; ++s) x.by_total[s] -= x.by_decay[s];
+    x.by_total[t] += sum_of<T>(total);
+    x.by_rate[t] += sum_of<T>(by_rate);
   }
 }
 
