@@ -135,7 +135,7 @@ static void ask_ahead(const Strided& x, const Frame<T>& f, int64_t begin, int64_
   const int64_t from = begin < f.begin ? f.begin : begin, to = smaller(f.end, begin + f.C);
   for (int64_t t = from; t < to; ++t) {
     const char* row = static_cast<const char*>(x.data) + f.at(x, t, of) * size;
-    for (int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(row + i, 0, 2);
+    for (int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(row + i, 0, 3);
   }
 }
 
