@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from itertools import chain, pairwise
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -58,11 +59,11 @@ def check_options(
                                "Leave backend unset to use the best one present.")  # fmt: skip
     if chunk_size is None:
         return rule.chunk_size
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, Integral | torch.SymInt):
         raise TypeError(f"chunk_size must be an int or None; got {type(chunk_size).__name__}")
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1; got {chunk_size}")
-    return chunk_size
+    return int(chunk_size)
 
 
 def _check_number(name: str, value: float, above: float) -> None:
@@ -70,6 +71,8 @@ def _check_number(name: str, value: float, above: float) -> None:
         isinstance(value, bool) or not isinstance(value, Real | torch.SymFloat | torch.SymInt)
     ):
         raise TypeError(f"{name} must be a number; got {type(value).__name__}")
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise ValueError(f"{name} must be finite; got a whole number beyond the floats")
     if not above < value < math.inf:
         wanted = "finite" if above == -math.inf else f"finite and above {above:g}"
         raise ValueError(f"{name} must be {wanted}; got {value}")
@@ -280,7 +283,7 @@ def _check_values(gate: Gate, low: float, high: float, value: Tensor) -> None:
     if largest > high or smallest < low:
         got = f"a maximum of {largest:g}" if largest > high else f"a minimum of {smallest:g}"
         cure = " It is the natural log of the decay: pass decay.log(), or clamp(max=0)." if gate.name == "g" else ""
-        raise ValueError(f"{gate.name} must lie in [{gate.low:g}, {gate.high:g}]; got {got}.{cure}")
+        raise ValueError(f"{gate.name} must {gate.bounds}; got {got}.{cure}")
 
 
 def _readable(tensor: Tensor) -> bool:

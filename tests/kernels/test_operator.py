@@ -132,6 +132,28 @@ def test_what_a_call_returns_is_its_own(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_what_a_call_returns_may_be_changed_in_place(name):
+    for sizes, options in (({"T": 1}, {}), ({"T": 8, "H": 1, "G": 1}, {}), ({"T": 8}, {"cu_seqlens": [0, 3, 8]})):
+        for form in forms(registry.get(name)):
+            packing = {key: torch.tensor(x) for key, x in options.items()}
+            call = draw_call(name, B=1, **sizes).tracked()
+            out, state = call.run(**form, **packing)
+            out += 1
+            out *= 2
+            for x in call.rule.state_tensors(state):
+                if x.is_floating_point():
+                    x.mul_(3)
+            want_out, want = call.run(**form, **packing)
+            tensors = zip(call.rule.state_tensors(state), call.rule.state_tensors(want), strict=True)
+            pairs = [(out, 2 * (want_out + 1)), *((x, 3 * y) for x, y in tensors if x.is_floating_point())]
+            inputs = [x for x in call.tensors().values() if x is not None and x.is_floating_point()]
+            slopes = [torch.autograd.grad(sum(x.sum() for x in side), inputs, allow_unused=True)
+                      for side in zip(*pairs, strict=True)]  # fmt: skip
+            for x, y in (*pairs, *zip(*slopes, strict=True)):
+                assert (x is None and y is None) or torch.equal(x, y)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_packed_sequences_may_all_be_empty(name):
     call = draw_call(name, B=1, T=80)
     call.state = draw_call(name, B=2, state=True).state
