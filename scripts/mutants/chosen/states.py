@@ -104,7 +104,7 @@ MUTANTS = (
         "a broken row breaks the batch",
         RIDGE,
         "        failed = (torch.linalg.cholesky_ex(mended).info > 0)[..., None, None]\n",
-        "        failed = (torch.linalg.cholesky_ex(mended).info > 0).any().expand(mended.shape[:-2])[..., None, None]\n",
+        "        failed = (torch.linalg.cholesky_ex(mended).info > 0).any().expand(mended.shape)[..., :1, :1]\n",
         tests(PACKING, "test_a_row_of_nan_is_its_own[recursive_least_squares]"),
     ),
 )
