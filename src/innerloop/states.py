@@ -228,12 +228,18 @@ def save(path: str | os.PathLike[str], rule: str | Rule, state: State) -> None:
         >>> states.load(file, "delta_rule").shape
         torch.Size([1, 2, 3, 4])
     """
-    rule, path = get(rule), Path(path)
-    named = {name: clone(x.detach().cpu()) for name, x in _checked(rule, state).items()}
+    rule = get(rule)
+    write(path, _checked(rule, state), _metadata(rule))
+
+
+def write(path: str | os.PathLike[str], named: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors to a safetensors file; whatever interrupts it, the path holds the old file or the new one."""
+    path = Path(path)
+    named = {name: clone(x.detach().cpu()) for name, x in named.items()}
     handle, partial = mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     os.close(handle)
     try:
-        save_file(named, partial, _metadata(rule))
+        save_file(named, partial, metadata)
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         os.chmod(partial, 0o644)
@@ -241,6 +247,18 @@ def save(path: str | os.PathLike[str], rule: str | Rule, state: State) -> None:
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Read a safetensors file: its metadata and its tensors, on the CPU; ValueError if it is damaged."""
+    with open(path, "rb"):
+        pass  # a missing file is the system's to report, before safetensors words it as damage
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
+    except SafetensorError as error:
+        what = str(error).partition("\n")[0]
+        raise ValueError(f"{path} must be a whole safetensors file; it cannot be read: {what}") from None
 
 
 def load(path: str | os.PathLike[str], rule: str | Rule) -> State:
@@ -258,15 +276,8 @@ def load(path: str | os.PathLike[str], rule: str | Rule) -> State:
         OSError: If there is no such file.
     """
     rule = get(rule)
-    with open(path, "rb"):
-        pass  # a missing file is the system's to report, before safetensors words it as damage
-    try:
-        with safe_open(path, framework="pt") as file:
-            _check_metadata(path, rule, file.metadata() or {})
-            named = {name: file.get_tensor(name) for name in file.keys()}
-    except SafetensorError as error:
-        what = str(error).partition("\n")[0]
-        raise ValueError(f"{path} must be a whole safetensors file; it cannot be read: {what}") from None
+    metadata, named = read(path)
+    _check_metadata(path, rule, metadata)
     if set(named) != set(rule.states):
         raise ValueError(f"{path} must hold {', '.join(rule.states)}; got {', '.join(named) or 'nothing'}")
     try:
