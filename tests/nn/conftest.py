@@ -12,12 +12,40 @@ SIZES = {"heads": 2, "key_width": 5, "value_width": 3}
 
 DEFAULTS = {
     "GatedDeltaNet": {"heads": 2},
+    "DeltaNet": {"heads": 2},
+    "KimiDeltaAttention": {"heads": 2},
+    "GatedDeltaNet2": {"heads": 2},
+    "GatedDeltaProduct": {"heads": 2},
+    "GatedLinearAttention": {"heads": 2},
+    "LinearAttention": {"heads": 2},
+    "SoftmaxAttention": {"heads": 2},
+    "RetNet": {"heads": 2},
+    "Mamba2": {"heads": 2},
+    "MesaNet": {"heads": 2},
+    "TitansLinear": {"heads": 2},
+    "Longhorn": {"heads": 2},
+    "RWKV7": {"heads": 2},
 }
 
 VARIANTS = {
     "GatedDeltaNet-qwen": SIZES | {"variant": "qwen", "value_heads": 4},
     "GatedDeltaNet-olmo": SIZES | {"variant": "olmo"},
     "GatedDeltaNet-bare": SIZES | {"taps": 0, "output_gate": False, "allow_neg_eigval": True},
+    "DeltaNet-gated": SIZES | {"output_gate": True, "allow_neg_eigval": True, "value_heads": 4},
+    "KimiDeltaAttention-bounded": SIZES | {"lower_bound": -5.0, "allow_neg_eigval": True, "value_heads": 4},
+    "GatedDeltaNet2-silu": SIZES | {"activation": "silu", "allow_neg_eigval": True, "value_heads": 4},
+    "GatedDeltaProduct-three": SIZES | {"steps": 3, "allow_neg_eigval": False, "value_heads": 4},
+    "GatedDeltaProduct-keeps": SIZES | {"forget_gate": False, "output_gate": False},
+    "GatedLinearAttention-groups": SIZES | {"rank": 3, "temperature": 2.0, "value_heads": 4},
+    "LinearAttention-groups": SIZES | {"value_heads": 4},
+    "SoftmaxAttention-shared": {"heads": 4, "key_heads": 2, "key_width": 6, "value_width": 3, "key_norm": True},
+    "SoftmaxAttention-anywhere": {"heads": 2, "key_width": 5, "rotary_base": None},
+    "RetNet-groups": {"heads": 2, "key_width": 6, "value_width": 3, "value_heads": 4},
+    "Mamba2-groups": {"heads": 4, "groups": 2, "key_width": 5, "value_width": 3},
+    "MesaNet-gated": SIZES | {"output_gate": True, "value_heads": 4},
+    "TitansLinear-slow": SIZES | {"rate_max": 0.5, "output_gate": False, "value_heads": 4},
+    "Longhorn-diagonal": {"diagonal": True, "key_width": 5},
+    "RWKV7-last": {"heads": 2, "key_width": 5, "value_width": 3},
 }
 
 

@@ -56,7 +56,8 @@ def made(route, make):
 
 
 def linear_weights(layer):
-    return {f"{name}.weight" for name, module in layer.named_modules() if isinstance(module, torch.nn.Linear)}
+    linears = {name for name, module in layer.named_modules() if isinstance(module, torch.nn.Linear)}
+    return {f"{name}.{kind}" for name in linears for kind in ("weight", "bias")}
 
 
 @pytest.mark.parametrize("route", ROUTES[1:])
@@ -86,7 +87,7 @@ def test_decays_begin_in_their_published_ranges(kit, plain, route):
     layer = made(route, lambda: kit.make(plain, wide=True))
     for decay in decays(layer):
         rate, step = decay.A_log.exp(), F.softplus(decay.dt_bias)
-        low = 0.01 if plain == "GatedDeltaNet" else 1.0
+        low = 0.01 if plain in ("GatedDeltaNet", "GatedDeltaProduct") else 1.0
         assert rate.min() >= 0.99 * low
         assert rate.max() <= 16.01
         assert rate.max() - rate.min() > 2

@@ -26,6 +26,8 @@ class Wide(nn.Module):
 
     wide: ClassVar[tuple[str, ...]] = ()
     """Their names."""
+    spared: ClassVar[tuple[str, ...]] = ()
+    """Names of others that no weight decay touches."""
 
     def _mark(self) -> None:
         for name in self.wide:
@@ -76,6 +78,11 @@ class GateProjection(Wide, nn.Linear):
             return F.linear(x.to(dtype), self.weight.to(dtype), None if self.offset is None else self.offset.to(dtype))
 
 
+def narrow_gates(inputs: int, rank: int, outputs: int, *, start: float | None = None) -> nn.Sequential:
+    """Return a map to gates through fewer channels."""
+    return nn.Sequential(GateProjection(inputs, rank), GateProjection(rank, outputs, start=start))
+
+
 class Decay(Wide):
     r"""The log decay of Mamba-2 and of what came after it.
 
@@ -119,13 +126,21 @@ class Decay(Wide):
 
     def forward(self, a: Tensor) -> Tensor:
         """Map ``[..., H]`` or ``[..., H, K]`` to log decays of that shape, at most 0."""
+        if self.lower_bound is None:
+            return self.step_and_decay(a)[1]
+        rate, raised = self._rate_and_raised(a)
+        return self.lower_bound * torch.sigmoid(rate * raised)
+
+    def step_and_decay(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Return softplus(a + b), by which Mamba-2 also writes, and the log decay."""
+        rate, raised = self._rate_and_raised(a)
+        step = F.softplus(raised)
+        return step, -rate * step
+
+    def _rate_and_raised(self, a: Tensor) -> tuple[Tensor, Tensor]:
         dtype = compute_dtype(a.dtype)
-        rate, raised = self.A_log.to(dtype).exp(), a.to(dtype) + self.dt_bias.to(dtype)
-        if self.dt_bias.ndim == 2:
-            rate = rate[:, None]
-        if self.lower_bound is not None:
-            return self.lower_bound * torch.sigmoid(rate * raised)
-        return -rate * F.softplus(raised)
+        rate = self.A_log.to(dtype).exp()
+        return rate if self.dt_bias.ndim == 1 else rate[:, None], a.to(dtype) + self.dt_bias.to(dtype)
 
 
 class Scalars(Wide):
@@ -148,6 +163,19 @@ class Scalars(Wide):
     def forward(self) -> Tensor:
         """Return them."""
         return self.value.to(compute_dtype(self.value.dtype))
+
+
+class InverseSoftplus(Scalars):
+    """Learned numbers above 0, which begin at one value and are kept as what softplus makes them of."""
+
+    def reset_parameters(self) -> None:
+        """Begin anew."""
+        nn.init.constant_(self.value, self.start + math.log(-math.expm1(-self.start)))
+        self._mark()
+
+    def forward(self) -> Tensor:
+        """Return them."""
+        return F.softplus(super().forward())
 
 
 def inverse_softplus(x: Tensor) -> Tensor:
@@ -174,7 +202,9 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, o
         >>> [(len(group["params"]), group["weight_decay"]) for group in groups]
         [(10, 0.1), (3, 0.0)]
     """
-    spared = {id(m._parameters.get(name)) for m in module.modules() if isinstance(m, Wide) for name in m.wide}
+    spared = {
+        id(m._parameters.get(name)) for m in module.modules() if isinstance(m, Wide) for name in (*m.wide, *m.spared)
+    }
     found: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
     for p in module.parameters():
         found[p.ndim < 2 or id(p) in spared].append(p)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ class Layer(nn.Module):
     packing, splitting and the state come from here.
     """
 
-    rule: ClassVar[str] = ""
+    rule: str = ""
     """The rule of ``innerloop.ops`` that it runs."""
 
     def __init__(self, width: int) -> None:
@@ -61,8 +61,9 @@ class Layer(nn.Module):
             ValueError: If a shape disagrees, or the state is another layer's.
         """
         packed = self._arranged(x, state, attention_mask, cu_seqlens)
-        y, after = self._mixed(packed.pack(x), packed.sequences, state)
-        return packed.unpack(y), after
+        x = packed.pack(x)
+        turn = Turn(self.rule, x, packed.sequences, state)
+        return packed.unpack(self.mix(x, turn)), turn.after()
 
     def mix(self, x: Tensor, turn: Turn) -> Tensor:
         """Map the tokens of sequences; ``turn`` convolves, remembers and reads."""
@@ -70,13 +71,7 @@ class Layer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw all initial values anew, as the constructor did: also what ``to_empty`` left without any."""
-        for child in self.children():
-            child.reset_parameters()  # pyright: ignore[reportCallIssue] - every child of a layer has it
-
-    def _mixed(self, x: Tensor, sequences: Sequences, state: LayerState | None) -> tuple[Tensor, LayerState]:
-        turn = Turn(self.rule, x, sequences, state)
-        y = self.mix(x, turn)
-        return y, LayerState(self.rule, turn.memory, turn.windows, turn.position + sequences.lengths(x))
+        _reset_children(self)
 
     def _arranged(
         self, x: Tensor, state: LayerState | None, attention_mask: Tensor | None, cu_seqlens: Tensor | None
@@ -135,6 +130,10 @@ class Turn:
         )
         return o
 
+    def after(self) -> LayerState:
+        """Return the state after this call."""
+        return LayerState(self.rule, self.memory, self.windows, self.position + self.sequences.lengths(self._placed))
+
     def _window(self, name: str, width: int, x: Tensor) -> Tensor:
         wanted = (self.rows, width, x.shape[-1])
         if self.past is None:
@@ -145,6 +144,15 @@ class Turn:
             raise ValueError(f"the state's window {name!r} must have shape {list(wanted)}; got {got}. "
                              "Give a layer only what it or one built alike has returned.")  # fmt: skip
         return window
+
+
+def _reset_children(module: nn.Module) -> None:
+    for child in module.children():
+        reset = getattr(child, "reset_parameters", None)
+        if reset is None:
+            _reset_children(child)
+        else:
+            reset()
 
 
 def _check_bounds(cu_seqlens: Tensor, rows: int, length: int) -> None:

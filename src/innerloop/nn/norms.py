@@ -67,8 +67,8 @@ class HeadNorm(nn.Module):
         """Begin with weights of ``start`` and no bias."""
         super().__init__()
         self.eps, self.start = eps, start
-        self.weight = nn.Parameter(torch.empty(heads, width))
-        self.bias = nn.Parameter(torch.empty(heads, width))
+        self.weight = nn.Parameter(torch.empty(heads * width))
+        self.bias = nn.Parameter(torch.empty(heads * width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -82,4 +82,5 @@ class HeadNorm(nn.Module):
         y = x.to(dtype)
         y = y - y.mean(-1, keepdim=True)
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
-        return (y * self.weight.to(dtype) + self.bias.to(dtype)).to(x.dtype)
+        weight, bias = (p.to(dtype).view(x.shape[-2:]) for p in (self.weight, self.bias))
+        return (y * weight + bias).to(x.dtype)

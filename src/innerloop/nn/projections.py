@@ -31,19 +31,6 @@ class Projection(nn.Linear):
             nn.init.uniform_(self.weight, -self.bound, self.bound)
 
 
-class Narrow(nn.Sequential):
-    """A linear map through fewer channels."""
-
-    def __init__(self, inputs: int, rank: int, outputs: int, *, bias: bool = False) -> None:
-        """Draw the weights."""
-        super().__init__(nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=bias))
-
-    def reset_parameters(self) -> None:
-        """Draw the weights anew."""
-        for linear in self:
-            linear.reset_parameters()  # pyright: ignore[reportCallIssue] - both are Linear
-
-
 class LowRank(Wide):
     """RWKV-7's small network for gates: down, a nonlinearity, up, and an offset that says where the gate begins.
 
@@ -52,6 +39,7 @@ class LowRank(Wide):
     """
 
     wide = ("offset",)
+    spared = ("down", "up")
 
     def __init__(
         self,
@@ -88,6 +76,11 @@ class LowRank(Wide):
             if self.activation is not None:
                 h = torch.tanh(h) if self.activation == "tanh" else torch.sigmoid(h)
             return F.linear(h, self.up.to(dtype), None if self.offset is None else self.offset.to(dtype))
+
+
+def narrow(inputs: int, rank: int, outputs: int, *, bias: bool = False) -> nn.Sequential:
+    """Return a linear map through fewer channels."""
+    return nn.Sequential(nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=bias))
 
 
 def heads(x: Tensor, count: int) -> Tensor:

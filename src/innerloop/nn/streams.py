@@ -18,9 +18,17 @@ class Streams(nn.Module):
     Joined, they are one map and one convolution over all channels, which is the same function in fewer pieces.
     """
 
-    def __init__(self, width: int, sizes: dict[str, int], taps: int, *, joined: bool = False,
-                 straight: Collection[str] = ()) -> None:  # fmt: skip
-        """Draw the weights; ``straight`` names those without convolution and SiLU, ``taps=0`` leaves SiLU alone."""
+    def __init__(
+        self,
+        width: int,
+        sizes: dict[str, int],
+        taps: int,
+        *,
+        joined: bool = False,
+        straight: Collection[str] = (),
+        bias: bool = False,
+    ) -> None:
+        """Draw the weights; ``straight`` names those without convolution and SiLU, ``taps=0`` leaves only SiLU."""
         super().__init__()
         if taps < 0:
             raise ValueError(f"taps must be at least 0; got {taps}")
@@ -28,12 +36,9 @@ class Streams(nn.Module):
         parts = {"joined": sum(self.sizes)} if joined else sizes
         self.maps = nn.ModuleDict({name: Projection(width, size) for name, size in parts.items()})
         convolved = {name: size for name, size in parts.items() if taps and name not in self.straight}
-        self.convolutions = nn.ModuleDict({name: ShortConvolution(size, taps) for name, size in convolved.items()})
-
-    def reset_parameters(self) -> None:
-        """Draw the weights anew."""
-        for module in (*self.maps.values(), *self.convolutions.values()):
-            module.reset_parameters()  # pyright: ignore[reportCallIssue] - Projection or ShortConvolution
+        self.convolutions = nn.ModuleDict({
+            name: ShortConvolution(size, taps, bias=bias) for name, size in convolved.items()
+        })
 
     def forward(self, x: Tensor, turn: Turn) -> tuple[Tensor, ...]:
         """Map ``[B, T, D]`` to one tensor a name."""
