@@ -103,6 +103,29 @@ def test_a_state_has_one_structure_at_any_length_in_training_and_out_of_it(kit, 
     assert all(x.dtype in (torch.float64, torch.int64) for x in flat)
 
 
+def test_what_comes_later_changes_nothing_before(kit, plain):
+    layer, x = kit.build(plain), kit.tokens(2, 17)
+    want, _ = layer(x)
+    for length in range(1, 17):
+        piece = x[:, :length].requires_grad_()
+        y, _ = layer(piece)
+        assert error(y, want[:, :length]) <= 1e-10
+    (slope,) = torch.autograd.grad(y[:, 8].sum(), piece)
+    assert not slope[:, 9:].any()
+    assert slope[:, :9].any(-1).all() or plain == "Longhorn"
+
+
+def test_strides_and_empty_batches_are_taken(kit, layer):
+    x = kit.tokens(2, 9)
+    want, _ = layer(x)
+    wide = torch.stack((x, -x), 2).flatten(1, 2).mT.contiguous().mT
+    assert not wide.is_contiguous()
+    assert error(layer(wide[:, ::2])[0], want) <= 1e-10
+    assert error(layer(x[:1].expand(3, -1, -1))[0][2:], want[:1]) <= 1e-10
+    y, state = layer(x[:0])
+    assert (y.shape, state.position.shape) == ((0, 9, kit.width), (0,))
+
+
 def padded(kit, sides):
     """Return a batch with pads on the sides said, its mask, and the real tokens of each row."""
     x, mask = kit.tokens(len(sides), 9), torch.zeros(len(sides), 9, dtype=torch.int64)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from innerloop import nn
 
-ROUTES = ("constructor", "meta", "meta, module by module", "nested in a foreign model", "reset")
+ROUTES = ("constructor", "meta", "meta-by-module", "nested", "reset")
 
 
 class Foreign(torch.nn.Module):
@@ -31,7 +31,7 @@ def made(route, make):
     torch.manual_seed(7)
     if route == "constructor":
         return make()
-    if route.startswith("nested"):
+    if route == "nested":
         return Foreign(make()).block[1]
     if route == "reset":
         layer = make()
@@ -63,7 +63,7 @@ def linear_weights(layer):
 @pytest.mark.parametrize("route", ROUTES[1:])
 def test_initial_values_are_alike_by_every_route(kit, name, route):
     want, got = made("constructor", lambda: kit.make(name, wide=True)), made(route, lambda: kit.make(name, wide=True))
-    foreign = linear_weights(want) if route.startswith("nested") else set()
+    foreign = linear_weights(want) if route == "nested" else set()
     parameters = dict(want.named_parameters())
     for key, p in got.named_parameters():
         assert p.isfinite().all(), key
@@ -94,6 +94,32 @@ def test_decays_begin_in_their_published_ranges(kit, plain, route):
         assert step.min() >= 0.99e-3
         assert step.max() <= 0.1001
         assert abs(step.log().mean() - math.log(1e-2)) < 1.7  # log-uniform
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_a_paper_says_of_the_start_is_so(kit, route):
+    def start(kind, **options):
+        return made(route, lambda: getattr(nn, kind)(64, 4, **options))
+
+    x = kit.tokens(1, 4).repeat(1, 1, 6)[..., :64].float()
+    assert (0.5 < F.softplus(start("GatedDeltaNet", variant="qwen").decay.dt_bias)).all()
+    titans = start("TitansLinear")
+    assert titans.alpha(x * 0).sigmoid().max() < 2e-3
+    assert titans.eta(x * 0).sigmoid().max() <= 0.5
+    mesa = start("MesaNet")
+    assert torch.allclose(mesa.ridge() + mesa.floor, torch.ones(4, 16))
+    assert torch.equal(start("Mamba2").skip.value, torch.ones(4))
+    rwkv = start("RWKV7", index=1, layers=4)
+    slope = torch.linspace(0, 1, 64, dtype=torch.float64)
+    zigzag = (torch.arange(64) % 16 - 7.5) / 7.5
+    decay = -6 + 6 * slope ** (1 + (1 / 3) ** 0.3) + 0.5 + 2.5 * zigzag * zigzag.abs()
+    assert torch.allclose(rwkv.decay(x)[0, 0].double(), decay, atol=1e-5)
+    assert torch.allclose(rwkv.mixture.weights["w"].double(), 1 - (torch.arange(64).double() / 64) ** (0.9 * 0.75))
+    assert rwkv.norm.weight.max() == rwkv.norm.weight.min() == torch.tensor(0.5**0.7)
+    if route != "nested":
+        assert not rwkv(x, first_value=x)[0].any()
+    lone = made(route, lambda: nn.RWKV7(4, 4))
+    assert all(p.isfinite().all() for p in lone.parameters())
 
 
 def test_weights_go_out_and_in_to_the_bit(kit, layer, name):

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from innerloop import ops
 from innerloop.nn.convolution import ShortConvolution
 from innerloop.nn.gates import Decay, GateProjection, inverse_softplus
+from innerloop.nn.linear_attention import features
 from innerloop.nn.norms import HeadNorm, RMSNorm
 from innerloop.nn.sequences import Sequences
 from innerloop.testing import error
@@ -86,6 +88,18 @@ def test_norms_are_taken_wide(scale):
     assert error(y, wide * torch.rsqrt(wide.square().mean(-1, keepdim=True))) <= 2**-8
     z = HeadNorm(1, 128, eps=1e-12)(x[:, None])
     assert error(z[:, 0], F.layer_norm(wide, (128,), eps=1e-12)) <= 2**-8
+
+
+def test_features_far_below_zero_do_not_round_to_zero():
+    x = torch.tensor([-8.0, -6.0, 0.0, 2.0, 60.0], dtype=torch.bfloat16, requires_grad=True)
+    y = features(x)
+    want = F.elu(x.double()) + 1
+    assert ((y.double() - want).abs() <= 2**-8 * want).all()
+    (slope,) = torch.autograd.grad(y[0], x)
+    assert abs(slope[0].item() / 3.3546e-4 - 1) < 1e-2
+    q = features(torch.full((1, 1, 1, 4), -8.0, dtype=torch.bfloat16))
+    v = torch.tensor([3.0, -1.0], dtype=torch.bfloat16)
+    assert torch.equal(ops.normalized_linear_attention(q, q, v[None, None, None])[0][0, 0, 0], v)
 
 
 @pytest.mark.parametrize("activation", ["silu", "sigmoid"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from innerloop.nn.convolution import ShortConvolution
-from innerloop.nn.sequences import Packed, Sequences, arrange
+from innerloop.nn.sequences import Packed, Sequences, arrange, readable
 from innerloop.nn.state import LayerState
 from innerloop.rule import State
 from innerloop.shapes import check_tensor, compute_dtype
@@ -162,7 +162,7 @@ def _check_bounds(cu_seqlens: Tensor, rows: int, length: int) -> None:
         raise ValueError(f"cu_seqlens must have shape [N+1] with N at least 1; got {list(cu_seqlens.shape)}")
     if rows != 1:
         raise ValueError(f"cu_seqlens packs sequences in one row: B must be 1; got B={rows}")
-    if not torch.compiler.is_compiling():
+    if readable(cu_seqlens):
         bounds = [0, *cu_seqlens.tolist(), length]
         if sorted(bounds) != bounds:
             raise ValueError(f"cu_seqlens must rise from at least 0 to at most T={length}; got {bounds[1:-1][:8]}")
@@ -174,7 +174,7 @@ def _check_mask(mask: Tensor, x: Tensor, *, beside: bool) -> None:
                         f"got {mask.dtype if isinstance(mask, Tensor) else type(mask).__name__}")  # fmt: skip
     if mask.shape != x.shape[:2]:
         raise ValueError(f"attention_mask must have shape [B, T] = {list(x.shape[:2])}; got {list(mask.shape)}")
-    if beside and not torch.compiler.is_compiling() and not bool(mask.all()):
+    if beside and readable(mask) and not bool(mask.all()):
         raise ValueError("attention_mask must be all ones beside cu_seqlens, which already says what is real")
 
 

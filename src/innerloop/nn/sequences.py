@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import _C, Tensor
 
 from innerloop.shapes import compute_dtype
 
@@ -86,6 +86,16 @@ class Packed(NamedTuple):
         return y if self.real is None else y.masked_fill(~self.real.view(*self.real.shape, *(1,) * (y.ndim - 2)), 0)
 
 
+def readable(tensor: Tensor) -> bool:
+    """Whether a tensor's values may be looked at: neither traced nor transformed."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(tensor) is Tensor
+        and not tensor.is_meta
+        and not _C._are_functorch_transforms_active()
+    )
+
+
 def arrange(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> Packed:
     """Say which tokens of ``[B, T, ...]`` make sequences; boundaries given beside a mask of ones win."""
     # Shapes depend on shapes alone, so that a compiler sees one graph for all masks.
@@ -93,7 +103,7 @@ def arrange(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None)
         place = torch.arange(x.shape[1], device=x.device)
         real = (place >= cu_seqlens[0]) & (place < cu_seqlens[-1])
         return Packed(Sequences(cu_seqlens), None, real[None])
-    if attention_mask is None:
+    if attention_mask is None or (readable(attention_mask) and bool(attention_mask.all())):
         return Packed(Sequences(None), None, None)
     real = attention_mask.bool()
     order = torch.argsort(~real.flatten(), stable=True)
