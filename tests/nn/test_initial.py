@@ -93,7 +93,7 @@ def test_decays_begin_in_their_published_ranges(kit, plain, route):
         assert rate.max() - rate.min() > 2
         assert step.min() >= 0.99e-3
         assert step.max() <= 0.1001
-        assert abs(step.log().mean() - math.log(1e-2)) < 1.7  # log-uniform
+        assert abs(step.log().mean() - math.log(1e-2)) < 0.9  # uniform would be 1.3 off
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -27,20 +27,13 @@ MUTANTS = (
         SEQUENCES,
         "        return y if self.real is None else y.masked_fill(~",
         "        return y if self.real is None or self.order is not None else y.masked_fill(~",
-        PADS,
+        tests(CONTRACT, "test_pads_on_either_side_change_nothing[RWKV7-batch]"),
     ),
     Mutant(
         "a packed window is the one before the sequence",
         SEQUENCES,
         "_kept(row[window + self.bounds[1:, None]])",
         "_kept(row[window + self.bounds[:-1, None]])",
-        PACKED,
-    ),
-    Mutant(
-        "packed sequences make no room for windows",
-        SEQUENCES,
-        "(self.own(x.shape[1]) + 1) * width\n",
-        "self.own(x.shape[1]) * width\n",
         PACKED,
     ),
     Mutant(
