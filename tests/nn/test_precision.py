@@ -38,7 +38,9 @@ def test_autocast_leaves_gates_and_state_wide(kit, name, read):
     for gate, value in narrow.items():
         if gate != "v":
             assert value.dtype == torch.float32, gate
-            if value.shape[:2] == x.shape[:2] and name.partition("-")[0] not in ("RWKV7", "Longhorn", "Mamba2"):
+            # These two are made of a key, and of a convolved value, which autocast has narrowed.
+            derived = gate == "kappa" or (gate == "beta" and layer.rule.startswith("longhorn"))
+            if value.shape[:2] == x.shape[:2] and not derived:
                 assert error(value, wide[gate]) <= 1e-6, f"{gate} has gone through half precision"
     assert all(z.dtype != torch.bfloat16 for z in torch.utils._pytree.tree_leaves(state))
     (y.float().sum() + again.float().sum()).backward()
@@ -115,6 +117,18 @@ def test_a_compiled_layer_goes_on_from_a_state_and_has_gradients(kit, kind):
     for want, got in zip(*results, strict=True):
         assert (want is None) == (got is None)
         assert want is None or error(got, want) <= 1e-9
+
+
+def test_an_exported_layer_goes_on_at_another_length(kit):
+    layer = kit.build("GatedDeltaNet")
+    state = layer(kit.tokens(2, 3))[1].detach()
+    length = torch.export.Dim("T", min=2, max=4096)
+    shapes = {"x": {1: length}, "state": [{}, {key: {} for key in state.windows}, {}]}
+    program = torch.export.export(layer, (kit.tokens(2, 5), state), dynamic_shapes=shapes).module()
+    x = kit.tokens(2, 9, seed=3)
+    (got, after), (want, final) = program(x, state), layer(x, state)
+    assert error(got, want) <= 1e-10
+    assert error(after.memory, final.memory) <= 1e-10
 
 
 def test_a_decay_near_one_survives_half_precision(kit):

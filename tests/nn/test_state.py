@@ -24,6 +24,7 @@ def test_a_saved_state_goes_on_to_the_bit(kit, layer, tmp_path):
     _, state = layer(x[:, :10])
     want, final = layer(x[:, 10:], state)
     state.save(tmp_path / "state.safetensors")
+    assert_equal(nn.LayerState.load(tmp_path / "state.safetensors"), state)
     for copied in (
         nn.LayerState.load(tmp_path / "state.safetensors"),
         state.clone(),
@@ -94,10 +95,15 @@ def test_files_that_are_not_a_layers_state_say_so(kit, tmp_path):
         (metadata | {"version": "7"}, "version 1; got 7"),
         (metadata, "must hold"),
         (metadata | {"rule": "no_such_rule"}, "no_such_rule"),
+        ({"format": "innerloop layer state", "version": "1"}, "rule must be|unknown rule|no rule"),
     ):
         save_file(tensors, path, wrong)
         with pytest.raises(ValueError, match=message):
             nn.LayerState.load(path)
+    names = '["' + '", "'.join(tensors) + '"]'
+    save_file(tensors | {"position": torch.zeros(3, dtype=torch.int64)}, path, metadata | {"tensors": names})
+    with pytest.raises(ValueError, match="does not fit together"):
+        nn.LayerState.load(path)
     path.write_bytes(b"no state at all")
     with pytest.raises(ValueError, match="whole safetensors file"):
         nn.LayerState.load(path)

@@ -102,7 +102,7 @@ class LayerState:
         parts = zip(get(self.rule).states, get(self.rule).state_tensors(self.memory), strict=True)
         named = {f"memory.{name}": x for name, x in parts}
         named |= {f"windows.{name}": x for name, x in self.windows.items()}
-        names = json.dumps(sorted((*named, "position")))
+        names = json.dumps((*named, "position"))  # in their order, which a pytree minds
         metadata = {"format": _FORMAT, "version": str(VERSION), "rule": self.rule, "tensors": names}
         states.write(path, {**named, "position": self.position}, metadata)
 
@@ -126,12 +126,16 @@ class LayerState:
         if metadata.get("version") != str(VERSION):
             raise ValueError(f"{path} must have version {VERSION}; got {metadata.get('version')}. "
                              "Load it with the release of innerloop that wrote it.")  # fmt: skip
-        rule = get(metadata["rule"])
-        wanted = json.loads(metadata["tensors"])
-        if sorted(named) != wanted or not {"position", *(f"memory.{name}" for name in rule.states)} <= set(named):
-            raise ValueError(f"{path} must hold {', '.join(wanted)}; got {', '.join(sorted(named)) or 'nothing'}")
+        rule = get(metadata.get("rule", ""))
+        order = json.loads(metadata.get("tensors", "[]"))
+        wanted = {"position", *order, *(f"memory.{name}" for name in rule.states)}
+        if set(named) != wanted:
+            raise ValueError(f"{path} must hold {', '.join(sorted(wanted))}; got {', '.join(sorted(named))}")
+        rows = named["position"].shape
+        if len(rows) != 1 or any(x.shape[:1] != rows for x in named.values()):
+            raise ValueError(f"{path} does not fit together: its tensors must have as many rows as position")
         memory = rule.packed_state([named[f"memory.{name}"] for name in rule.states])
-        windows = {name.removeprefix("windows."): x for name, x in named.items() if name.startswith("windows.")}
+        windows = {name.removeprefix("windows."): named[name] for name in order if name.startswith("windows.")}
         return cls(rule.name, memory, windows, named["position"])
 
     def _mapped(self, function: Callable[[Any], Any]) -> LayerState:
@@ -141,6 +145,11 @@ class LayerState:
 
 def _flatten(state: LayerState) -> tuple[list[Any], str]:
     return [state.memory, state.windows, state.position], state.rule
+
+
+def _flatten_with_keys(state: LayerState) -> tuple[list[tuple[pytree.KeyEntry, Any]], str]:
+    children, rule = _flatten(state)
+    return [(pytree.GetAttrKey(x), y) for x, y in zip(("memory", "windows", "position"), children, strict=True)], rule
 
 
 def _unflatten(children: Any, rule: str) -> LayerState:  # ruff: ignore[any-type] - a pytree's children are any structure
@@ -154,4 +163,5 @@ pytree.register_pytree_node(
     serialized_type_name="innerloop.nn.LayerState",
     to_dumpable_context=lambda rule: rule,
     from_dumpable_context=lambda rule: rule,
+    flatten_with_keys_fn=_flatten_with_keys,
 )
