@@ -9,6 +9,7 @@ from innerloop.testing import error
 
 MIXES = {
     "four of a kind": ("GatedDeltaNet",) * 4,
+    "two of a kind": ("GatedDeltaNet",) * 2,
     "a hybrid": ("KimiDeltaAttention", "SoftmaxAttention", "Mamba2", "RetNet"),
 }
 
@@ -35,7 +36,7 @@ def model(mix, dtype=torch.float32):
     return Model(MIXES[mix]).to(dtype)
 
 
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("mix", ["four of a kind", "a hybrid"])
 @pytest.mark.parametrize(("dtype", "bar"), [(torch.float32, 1e-4), (torch.float64, 1e-10)])
 def test_the_last_token_is_the_same_after_a_prompt_and_in_one_piece(mix, dtype, bar):
     net, ids = model(mix, dtype), torch.tensor([[3, 1, 4, 1, 5]])
@@ -46,7 +47,7 @@ def test_the_last_token_is_the_same_after_a_prompt_and_in_one_piece(mix, dtype, 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("mix", ["four of a kind", "a hybrid"])
 def test_prompts_of_different_length_go_on_as_if_alone(mix):
     net = model(mix)
     prompts = [torch.arange(3) + 2, (5 * torch.arange(9)) % 17]
@@ -74,10 +75,10 @@ def test_a_model_in_half_precision_learns_as_one_in_single():
     ids[:, 12:] = ids[:, :12]  # the second half repeats the first
 
     def train(dtype):
-        net = model("four of a kind", dtype)
+        net = model("two of a kind", dtype)
         optimizer = torch.optim.AdamW(nn.parameter_groups(net, 0.01), lr=1e-2)
         losses = []
-        for _ in range(40):
+        for _ in range(30):
             logits, _ = net(ids[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
             optimizer.zero_grad()
