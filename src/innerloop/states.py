@@ -236,20 +236,39 @@ def save(path: str | os.PathLike[str], rule: str | Rule, state: State) -> None:
         >>> states.load(file, "delta_rule").shape
         torch.Size([1, 2, 3, 4])
     """
-    rule, path = get(rule), Path(os.path.realpath(path))  # a link keeps pointing at the file
-    named = {name: clone(x.detach().cpu()) for name, x in _checked(rule, state).items()}
+    rule = get(rule)
+    write(path, _checked(rule, state), _metadata(rule))
+
+
+def write(path: str | os.PathLike[str], named: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors to a safetensors file; whatever interrupts it, the path holds the old file or the new one."""
+    path = Path(os.path.realpath(path))  # a link keeps pointing at the file
+    named = {name: clone(x.detach().cpu()) for name, x in named.items()}
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder of {path} must exist")
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         partial.touch(exist_ok=False)
-        save_file(named, partial, _metadata(rule))
+        save_file(named, partial, metadata)
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Read a safetensors file: its metadata and its tensors, on the CPU; ValueError if it is damaged."""
+    with open(path, "rb"):
+        pass  # a missing file is the system's to report, before safetensors words it as damage
+    try:
+        with safe_open(path, framework="pt") as file:
+            # A tensor of the file is a map of it, which a later writer would change or cut off.
+            return file.metadata() or {}, {name: file.get_tensor(name).clone() for name in file.keys()}
+    except SafetensorError as error:
+        what = str(error).partition("\n")[0]
+        raise ValueError(f"{path} must be a whole safetensors file; it cannot be read: {what}") from None
 
 
 def load(path: str | os.PathLike[str], rule: str | Rule) -> State:
@@ -267,16 +286,8 @@ def load(path: str | os.PathLike[str], rule: str | Rule) -> State:
         OSError: If there is no such file.
     """
     rule = get(rule)
-    with open(path, "rb"):
-        pass  # a missing file is the system's to report, before safetensors words it as damage
-    try:
-        with safe_open(path, framework="pt") as file:
-            _check_metadata(path, rule, file.metadata() or {})
-            # A tensor of the file is a map of it, which a later writer would change or cut off.
-            named = {name: file.get_tensor(name).clone() for name in file.keys()}
-    except SafetensorError as error:
-        what = str(error).partition("\n")[0]
-        raise ValueError(f"{path} must be a whole safetensors file; it cannot be read: {what}") from None
+    metadata, named = read(path)
+    _check_metadata(path, rule, metadata)
     if set(named) != set(rule.states):
         raise ValueError(f"{path} must hold {', '.join(rule.states)}; got {', '.join(named) or 'nothing'}")
     try:
