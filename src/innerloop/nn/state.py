@@ -147,9 +147,10 @@ def _flatten(state: LayerState) -> tuple[list[Any], str]:
     return [state.memory, state.windows, state.position], state.rule
 
 
-def _flatten_with_keys(state: LayerState) -> tuple[list[tuple[pytree.KeyEntry, Any]], str]:
+def _flatten_with_keys(state: LayerState) -> tuple[list[tuple[Any, Any]], str]:
     children, rule = _flatten(state)
-    return [(pytree.GetAttrKey(x), y) for x, y in zip(("memory", "windows", "position"), children, strict=True)], rule
+    names = [pytree.GetAttrKey(x) for x in ("memory", "windows", "position")]
+    return list(zip(names, children, strict=True)), rule
 
 
 def _unflatten(children: Any, rule: str) -> LayerState:  # ruff: ignore[any-type] - a pytree's children are any structure
