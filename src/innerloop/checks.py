@@ -101,7 +101,7 @@ def check_inputs(
         sizes = _check_tokens(rule, q, k, v, gates, rule.axes)
         rows = sizes["B"]
         if cu_seqlens is not None:
-            _check_packing(cu_seqlens, sizes)
+            check_packing(cu_seqlens, sizes["B"])
             rows = cu_seqlens.shape[0] - 1
         _check_state(rule, state, sizes, rows, q, "the initial state")
     if not (
@@ -114,7 +114,7 @@ def check_inputs(
             _remember(rule, key, looks)
         inside = None
         if cu_seqlens is not None and _readable(cu_seqlens):
-            inside = _check_bounds(cu_seqlens, q.shape[1])
+            inside = check_bounds(cu_seqlens, q.shape[1])
         for gate, low, high, few in looks:
             value = gates[gate.name]
             if inside is not None and "T" in gate.axes:
@@ -232,14 +232,15 @@ def _check_state(rule: Rule, state: State, sizes: dict[str, int], rows: int, q: 
         _check_device(label, tensor, q)
 
 
-def _check_packing(cu_seqlens: Tensor, sizes: dict[str, int]) -> None:
+def check_packing(cu_seqlens: Tensor, rows: int) -> None:
+    """Check the type and shape of packed sequences' bounds in a batch of so many rows."""
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         got = _word(cu_seqlens) if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
         raise TypeError(f"cu_seqlens must be an int32 or int64 tensor of the N+1 bounds of packed sequences; got {got}")
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2:
         raise ValueError(f"cu_seqlens must have shape [N+1] with N at least 1; got {list(cu_seqlens.shape)}")
-    if sizes["B"] != 1:
-        raise ValueError(f"cu_seqlens packs sequences in one row: B must be 1; got B={sizes['B']}")
+    if rows != 1:
+        raise ValueError(f"cu_seqlens packs sequences in one row: B must be 1; got B={rows}")
 
 
 def _check_lengths(rule: Rule, state: State) -> None:
@@ -250,7 +251,8 @@ def _check_lengths(rule: Rule, state: State) -> None:
             raise ValueError(f"the state's {name} must lie in [0, S={room}]; got {counts.tolist()[:8]}")
 
 
-def _check_bounds(cu_seqlens: Tensor, length: int) -> slice:
+def check_bounds(cu_seqlens: Tensor, length: int) -> slice:
+    """Check the values of packed sequences' bounds, and return what they span."""
     bounds = cu_seqlens.tolist()
     if bounds[0] < 0 or bounds[-1] > length or any(b < a for a, b in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must rise from at least 0 to at most T={length}; got {bounds[:8]}"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from innerloop.checks import check_bounds, check_packing
 from innerloop.nn.convolution import ShortConvolution
 from innerloop.nn.sequences import Packed, Sequences, arrange, readable
 from innerloop.nn.state import LayerState
@@ -81,7 +82,9 @@ class Layer(nn.Module):
             raise ValueError(f"x must have shape [B, T, D] with D={self.width}; got {list(x.shape)}")
         rows = x.shape[0]
         if cu_seqlens is not None:
-            _check_bounds(cu_seqlens, rows, x.shape[1])
+            check_packing(cu_seqlens, rows)
+            if readable(cu_seqlens):
+                check_bounds(cu_seqlens, x.shape[1])
             rows = cu_seqlens.shape[0] - 1
         if attention_mask is not None:
             _check_mask(attention_mask, x, beside=cu_seqlens is not None)
@@ -153,19 +156,6 @@ def _reset_children(module: nn.Module) -> None:
             _reset_children(child)
         else:
             reset()
-
-
-def _check_bounds(cu_seqlens: Tensor, rows: int, length: int) -> None:
-    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError("cu_seqlens must be an int32 or int64 tensor of the N+1 bounds of packed sequences")
-    if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2:
-        raise ValueError(f"cu_seqlens must have shape [N+1] with N at least 1; got {list(cu_seqlens.shape)}")
-    if rows != 1:
-        raise ValueError(f"cu_seqlens packs sequences in one row: B must be 1; got B={rows}")
-    if readable(cu_seqlens):
-        bounds = [0, *cu_seqlens.tolist(), length]
-        if sorted(bounds) != bounds:
-            raise ValueError(f"cu_seqlens must rise from at least 0 to at most T={length}; got {bounds[1:-1][:8]}")
 
 
 def _check_mask(mask: Tensor, x: Tensor, *, beside: bool) -> None:
