@@ -26,15 +26,20 @@ from innerloop import rules
 
 def main() -> int:
     """Run the examples in as many processes as asked for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser("python -m scripts.fuzz", "%(prog)s [options]", (__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=20_000, help="examples, all processes together; 20000")
     parser.add_argument("--seed", type=int, help="of the examples; drawn and printed if omitted")
     parser.add_argument("--jobs", type=int, default=2, help="processes; 2")
     parser.add_argument("--rule", action="append", choices=[x.RULE.name for x in rules.ALL], help="only these")
     parser.add_argument("--example", help="one example as JSON, instead of many")
     arguments = parser.parse_args()
+    if arguments.count < 1 or arguments.jobs < 1:
+        parser.error(f"--count and --jobs must be at least 1; got {arguments.count} and {arguments.jobs}")
     if arguments.example:
-        example = read(arguments.example)
+        try:
+            example = read(arguments.example)
+        except (TypeError, ValueError, KeyError) as error:
+            parser.error(f"--example must be JSON as a failure is printed; got {arguments.example!r:.60}: {error}")
         check(example)
         print(f"holds: {asdict(example)}")
         return 0

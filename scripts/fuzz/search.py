@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -43,6 +44,8 @@ def fuzz(count: int, number: int, names: Sequence[str]) -> int:
     def one(example: Example) -> None:
         nonlocal ran, worst
         ran += 1
+        if ran % 1000 == 0:
+            print(f"{ran} of {count} from seed {number}", file=sys.stderr, flush=True)
         try:
             check(example)
         except Exception as error:

@@ -6,6 +6,7 @@ from scripts.mutants.chosen import (
     channel,
     delta,
     diagonal,
+    layers,
     mesa,
     momentum,
     operator,
@@ -30,5 +31,6 @@ FAMILIES = {
     "rules": rules.MUTANTS,
     "recipe": recipe.MUTANTS,
     "states": states.MUTANTS,
+    "layers": layers.MUTANTS,
 }
 """The faults of each."""

@@ -44,10 +44,7 @@ DROPPED = set("abs clamp clone contiguous detach double exp masked_fill requires
 SOON = "chunk_equals_recurrent step_equals_the_executed_recipe"
 LATER = "packed_equals_separate options_do_what_they_say step_loop_equals_whole heads_are_shared nothing_in_nothing_out"
 LAST = "edges_are_exact every_precision_meets_its_bar derivatives_are_right transforms_compose"
-BETWEEN = (
-    *(f"tests/rules/test_{what}.py" for what in ("theorems", "ridge_problems", "edges", "ragged", "packing")),
-    "tests/kernels/test_operator.py",
-)
+BETWEEN = ("tests/rules/test_theorems.py", "tests/kernels/test_operator.py", "tests/rules/test_ragged.py")
 
 
 def _suite(rules: str, *more: str) -> tuple[str, ...]:
@@ -91,8 +88,8 @@ FILES: dict[str, tuple[str, ...]] = {
     "algebra/ridge.py": _suite("recursive_least_squares"),
     "kernels/families.py": _suite(SOME),
     "kernels/loop.py": _suite("gated_delta_rule linear_attention"),
-    "kernels/operator.py": _suite("gated_delta_rule recursive_least_squares softmax_attention", ERRORS, *COMPILER),
-    "kernels/portable.py": _suite(SOME, ERRORS, *COMPILER),
+    "kernels/operator.py": _suite(" ".join(TYPICAL), "tests/rules/test_packing.py", *COMPILER),
+    "kernels/portable.py": _suite(" ".join((*TYPICAL, "rwkv7")), "tests/rules/test_packing.py", *COMPILER),
     **{f"rules/{rule}.py": _suite(rule, ERRORS) for rule in RULES.split()},
     "dispatch.py": _suite(SOME, ERRORS, *COMPILER),
     "checks.py": (ERRORS, *_suite(" ".join(TYPICAL)), *COMPILER),

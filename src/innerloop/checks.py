@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from itertools import chain, pairwise
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -86,11 +87,11 @@ def check_options(
             _refuse(refusal(rule))
     if chunk_size is None:
         return rule.chunk_size
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, Integral | torch.SymInt):
         raise TypeError(f"chunk_size must be an int or None; got {type(chunk_size).__name__}")
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1; got {chunk_size}")
-    return chunk_size
+    return int(chunk_size)
 
 
 def _check_number(name: str, value: float, above: float) -> None:
@@ -98,6 +99,8 @@ def _check_number(name: str, value: float, above: float) -> None:
         isinstance(value, bool) or not isinstance(value, Real | torch.SymFloat | torch.SymInt)
     ):
         raise TypeError(f"{name} must be a number; got {type(value).__name__}")
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise ValueError(f"{name} must be finite; got a whole number beyond the floats")
     if not above < value < math.inf:
         wanted = "finite" if above == -math.inf else f"finite and above {above:g}"
         raise ValueError(f"{name} must be {wanted}; got {value}")
@@ -126,7 +129,7 @@ def check_inputs(
         sizes = _check_tokens(rule, q, k, v, gates, rule.axes)
         rows = sizes["B"]
         if cu_seqlens is not None:
-            _check_packing(cu_seqlens, sizes)
+            check_packing(cu_seqlens, sizes["B"])
             rows = cu_seqlens.shape[0] - 1
         _check_state(rule, state, sizes, rows, q, "the initial state")
     if not (
@@ -139,7 +142,7 @@ def check_inputs(
             _remember(rule, key, looks)
         inside = None
         if cu_seqlens is not None and _readable(cu_seqlens):
-            inside = _check_bounds(cu_seqlens, q.shape[1])
+            inside = check_bounds(cu_seqlens, q.shape[1])
         for gate, low, high, few in looks:
             value = gates[gate.name]
             if inside is not None and "T" in gate.axes:
@@ -257,14 +260,15 @@ def _check_state(rule: Rule, state: State, sizes: dict[str, int], rows: int, q: 
         _check_device(label, tensor, q)
 
 
-def _check_packing(cu_seqlens: Tensor, sizes: dict[str, int]) -> None:
+def check_packing(cu_seqlens: Tensor, rows: int) -> None:
+    """Check the type and shape of packed sequences' bounds in a batch of so many rows."""
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         got = _word(cu_seqlens) if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
         raise TypeError(f"cu_seqlens must be an int32 or int64 tensor of the N+1 bounds of packed sequences; got {got}")
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2:
         raise ValueError(f"cu_seqlens must have shape [N+1] with N at least 1; got {list(cu_seqlens.shape)}")
-    if sizes["B"] != 1:
-        raise ValueError(f"cu_seqlens packs sequences in one row: B must be 1; got B={sizes['B']}")
+    if rows != 1:
+        raise ValueError(f"cu_seqlens packs sequences in one row: B must be 1; got B={rows}")
 
 
 def _check_lengths(rule: Rule, state: State) -> None:
@@ -275,7 +279,8 @@ def _check_lengths(rule: Rule, state: State) -> None:
             raise ValueError(f"the state's {name} must lie in [0, S={room}]; got {counts.tolist()[:8]}")
 
 
-def _check_bounds(cu_seqlens: Tensor, length: int) -> slice:
+def check_bounds(cu_seqlens: Tensor, length: int) -> slice:
+    """Check the values of packed sequences' bounds, and return what they span."""
     bounds = cu_seqlens.tolist()
     if bounds[0] < 0 or bounds[-1] > length or any(b < a for a, b in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must rise from at least 0 to at most T={length}; got {bounds[:8]}"
@@ -308,7 +313,7 @@ def _check_values(gate: Gate, low: float, high: float, value: Tensor) -> None:
     if largest > high or smallest < low:
         got = f"a maximum of {largest:g}" if largest > high else f"a minimum of {smallest:g}"
         cure = " It is the natural log of the decay: pass decay.log(), or clamp(max=0)." if gate.name == "g" else ""
-        raise ValueError(f"{gate.name} must lie in [{gate.low:g}, {gate.high:g}]; got {got}.{cure}")
+        raise ValueError(f"{gate.name} must {gate.bounds}; got {got}.{cure}")
 
 
 def _readable(tensor: Tensor) -> bool:

@@ -51,6 +51,8 @@ def call(
 ) -> tuple[Tensor, State]:
     """Check a call, run it, and return ``(o, state)``; ``state`` is None unless asked for."""
     check_inputs(rule, q, k, v, gates, initial_state, cu_seqlens)
+    if output_final_state is not False and output_final_state is not True:
+        raise TypeError(f"output_final_state must be True or False; got {output_final_state!r:.40}")
     chosen = choose_form(rule, q.shape[1], form)
     size = check_options(rule, constants, scale, chunk_size, backend, use_qk_l2norm_in_kernel)
     native = serves(rule, q, form, backend)

@@ -39,12 +39,20 @@ class Gate:
     feeds: str = ""
     """The recipe's field that takes it, such as ``solver.rate``; empty if the recipe has none."""
     axes: tuple[str, ...] = ("B", "T", "G")
-    """One on the key side has H for G, and like q and k comes to ``step`` with value heads."""
+    """One on the key side has H for G, and like q and k comes to ``step`` with value heads. One that is not given anew
+    for every token (no B, T) is given to each by the rule's ``complete``."""
     optional: bool = False
     enforced: bool = False
     """Whether a value outside of ``[low, high]`` is an error (NaN always is)."""
     drawn: tuple[float, float] | None = None
     """What tests draw, if not all of ``[low, high]``."""
+
+    @property
+    def bounds(self) -> str:
+        """What a value must do, in words, such as "lie in [0, 1]"."""
+        if self.high == torch.finfo(torch.float32).max:
+            return f"be finite and at least {self.low:.2g}"
+        return f"lie in [{self.low:g}, {self.high:g}]"
 
 
 @dataclass(frozen=True)
@@ -187,7 +195,11 @@ class Rule:
             dense,
             gates=names,
             states=self.states,
-            keyed=[gate.name for gate in self.gates if "H" in gate.axes],
+            keyed={
+                gate.name: gate.axes.index("H") - len(gate.axes)
+                for gate in self.gates
+                if "H" in gate.axes and gate.axes[0] == "B"
+            },
             grouped=self.grouped,
             grows=self.grows,
             fresh=False,
@@ -266,6 +278,11 @@ def _check_axes(rule: Rule, kind: str) -> None:
         if unknown := set(gate.axes) - {"B", "T", "n", "H", "G", "K", "V"}:
             raise ValueError(
                 f"{kind}: gate {gate.name} must have axes of B, T, n, H, G, K, V; got {', '.join(sorted(unknown))}"
+            )
+        if gate.axes[:2] != ("B", "T") and type(rule).complete is Rule.complete:
+            raise ValueError(
+                f"{kind}: gate {gate.name} must have axes that begin with B, T, or the rule must define "
+                f"complete(gates, v), which gives every token its own; got {', '.join(gate.axes)}"
             )
         if not gate.low < gate.high:
             raise ValueError(f"{kind}: gate {gate.name} must have low < high; got {gate.low} and {gate.high}")

@@ -43,8 +43,8 @@ def check_shape(name: str, tensor: Tensor, axes: tuple[str, ...], sizes: dict[st
     )
 
 
-def align_heads(tensor: Tensor, heads: int) -> Tensor:
-    """Repeat key heads so that value head ``h`` finds its own at index ``h``; axis -2 holds the heads."""
-    if tensor.shape[-2] == heads:
+def align_heads(tensor: Tensor, heads: int, axis: int = -2) -> Tensor:
+    """Repeat key heads so that value head ``h`` finds its own at index ``h`` of the axis."""
+    if tensor.shape[axis] == heads:
         return tensor
-    return tensor.repeat_interleave(heads // tensor.shape[-2], dim=-2)
+    return tensor.repeat_interleave(heads // tensor.shape[axis], dim=axis)

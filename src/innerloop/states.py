@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import mkstemp
 from typing import Any
 
 import torch
@@ -71,6 +71,9 @@ def to(state: State, *, dtype: torch.dtype | None = None, device: torch.device |
     Returns:
         The same structure.
 
+    Raises:
+        TypeError: If ``dtype`` is not one of floats.
+
     Example:
         >>> import torch
         >>> from innerloop import ops, states
@@ -79,6 +82,8 @@ def to(state: State, *, dtype: torch.dtype | None = None, device: torch.device |
         >>> [x.dtype for x in states.to(state, dtype=torch.bfloat16)]
         [torch.bfloat16, torch.bfloat16, torch.int64]
     """
+    if dtype is not None and not dtype.is_floating_point:
+        raise TypeError(f"dtype must be of floats; got {dtype}")
     return _mapped(state, lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else None))
 
 
@@ -188,6 +193,8 @@ def crop(rule: str | Rule, state: State, length: int | Tensor) -> State:
         raise ValueError(f"{rule.name} cannot forget single tokens; keep a clone to go back to")
     named = _checked(rule, state)
     (counts,) = (name for name, axes in rule.states.items() if not axes)
+    if not isinstance(length, int | Tensor):
+        raise TypeError(f"length must be a whole number, or N of them; got {type(length).__name__}")
     kept = torch.as_tensor(length, device=named[counts].device)
     if kept.is_floating_point() or kept.is_complex() or kept.dtype == torch.bool:
         raise TypeError(f"length must be a whole number, or N of them; got {length!r}")
@@ -218,6 +225,7 @@ def save(path: str | os.PathLike[str], rule: str | Rule, state: State) -> None:
     Raises:
         TypeError: If ``state`` has not the rule's structure.
         ValueError: If a shape disagrees, or the rule is unknown.
+        FileNotFoundError: If its folder does not exist.
         OSError: If the file cannot be written.
 
     Example:
@@ -228,19 +236,39 @@ def save(path: str | os.PathLike[str], rule: str | Rule, state: State) -> None:
         >>> states.load(file, "delta_rule").shape
         torch.Size([1, 2, 3, 4])
     """
-    rule, path = get(rule), Path(path)
-    named = {name: clone(x.detach().cpu()) for name, x in _checked(rule, state).items()}
-    handle, partial = mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    os.close(handle)
+    rule = get(rule)
+    write(path, _checked(rule, state), _metadata(rule))
+
+
+def write(path: str | os.PathLike[str], named: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors to a safetensors file; whatever interrupts it, the path holds the old file or the new one."""
+    path = Path(os.path.realpath(path))  # a link keeps pointing at the file
+    named = {name: clone(x.detach().cpu()) for name, x in named.items()}
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {path} must exist")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
-        save_file(named, partial, _metadata(rule))
+        partial.touch(exist_ok=False)
+        save_file(named, partial, metadata)
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
         os.replace(partial, path)
     except BaseException:
-        Path(partial).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Read a safetensors file: its metadata and its tensors, on the CPU; ValueError if it is damaged."""
+    with open(path, "rb"):
+        pass  # a missing file is the system's to report, before safetensors words it as damage
+    try:
+        with safe_open(path, framework="pt") as file:
+            # A tensor of the file is a map of it, which a later writer would change or cut off.
+            return file.metadata() or {}, {name: file.get_tensor(name).clone() for name in file.keys()}
+    except SafetensorError as error:
+        what = str(error).partition("\n")[0]
+        raise ValueError(f"{path} must be a whole safetensors file; it cannot be read: {what}") from None
 
 
 def load(path: str | os.PathLike[str], rule: str | Rule) -> State:
@@ -258,15 +286,8 @@ def load(path: str | os.PathLike[str], rule: str | Rule) -> State:
         OSError: If there is no such file.
     """
     rule = get(rule)
-    with open(path, "rb"):
-        pass  # a missing file is the system's to report, before safetensors words it as damage
-    try:
-        with safe_open(path, framework="pt") as file:
-            _check_metadata(path, rule, file.metadata() or {})
-            named = {name: file.get_tensor(name) for name in file.keys()}
-    except SafetensorError as error:
-        what = str(error).partition("\n")[0]
-        raise ValueError(f"{path} must be a whole safetensors file; it cannot be read: {what}") from None
+    metadata, named = read(path)
+    _check_metadata(path, rule, metadata)
     if set(named) != set(rule.states):
         raise ValueError(f"{path} must hold {', '.join(rule.states)}; got {', '.join(named) or 'nothing'}")
     try:
@@ -303,11 +324,18 @@ def _checked(rule: Rule, state: State) -> dict[str, Tensor]:
         if tensor.is_floating_point() != bool(axes):
             raise TypeError(f"the state's {name} must hold {'floats' if axes else 'integers'}; got {tensor.dtype}")
         check_shape(f"the state's {name}", tensor, ("N", *axes), sizes)
+        if tensor.is_meta:
+            raise ValueError(f"the state's {name} must hold numbers; it is a meta tensor, a shape alone")
+    for (name, axes), tensor in zip(rule.states.items(), given, strict=True):
+        if not axes and tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) <= sizes["S"]:
+            raise ValueError(f"the state's {name} must lie in [0, S={sizes['S']}]; got {tensor.tolist()[:8]}")
     return dict(zip(names, given, strict=True))
 
 
 def _checked_rows(first: Tensor, rows: Tensor | Sequence[int], name: str) -> Tensor:
     count = first.shape[0]
+    if not isinstance(rows, Tensor | Sequence) or isinstance(rows, str):
+        raise TypeError(f"{name} must be a tensor or a list of whole numbers; got {type(rows).__name__}")
     index = torch.as_tensor(rows, device=first.device)
     if index.numel() == 0 and not isinstance(rows, Tensor):
         index = index.long()  # an empty list has no type of its own
@@ -325,12 +353,15 @@ def _checked_rows(first: Tensor, rows: Tensor | Sequence[int], name: str) -> Ten
 
 
 def _tensors(state: State) -> tuple[Tensor, ...]:
-    if state is None:
-        return ()
-    return (state,) if isinstance(state, Tensor) else tuple(state)
+    if state is None or isinstance(state, Tensor):
+        return () if state is None else (state,)
+    if not isinstance(state, tuple) or not all(isinstance(x, Tensor) for x in state):
+        raise TypeError(f"state must be a tensor, a NamedTuple of tensors, or None; got {type(state).__name__}")
+    return state
 
 
 def _mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:  # ruff: ignore[any-type] - a State is any structure
+    mapped = [function(x) for x in _tensors(state)]
     if state is None or isinstance(state, Tensor):
-        return None if state is None else function(state)
-    return type(state)(*(function(x) for x in state))
+        return mapped[0] if mapped else None
+    return type(state)(*mapped)

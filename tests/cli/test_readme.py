@@ -15,13 +15,14 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 def test_the_code_runs():
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
         out = names["o"]
         assert isinstance(out, torch.Tensor)
         assert out.isfinite().all()
+    assert torch.allclose(torch.cat((names["first"], names["second"]), 1), names["y"], atol=1e-5)
 
 
 def test_the_table_names_every_rule():

@@ -98,9 +98,9 @@ def test_the_table_takes_a_shape_and_names(capsys):
         (["explain", "delta_rule", "--chunk-size", "0"], "chunk_size must be at least 1; got 0"),
         (["explain", "delta_rule", "--T", "-1"], "--T must be at least 0; got -1"),
         (["explain", "delta_rule", "--T", "four"], "invalid int value: 'four'"),
-        (["explain", "delta_rule", "--B", "2", "--cu-seqlens", "3", "4"], "B must be 1; got B=2"),
-        (["explain", "delta_rule", "--T", "5", "--cu-seqlens", "3", "4"], r"at most T=5; got \[0, 3, 7\]"),
-        (["explain", "delta_rule", "--cu-seqlens", "3", "-4"], "must be lengths of at least 0; got -4"),
+        (["explain", "delta_rule", "--B", "2", "--lengths", "3", "4"], "B must be 1; got B=2"),
+        (["explain", "delta_rule", "--T", "5", "--lengths", "3", "4"], r"at most T=5; got \[0, 3, 7\]"),
+        (["explain", "delta_rule", "--lengths", "3", "-4"], "--lengths must be at least 0; got -4"),
         (["explain", "delta_rule", "--dtype", "int8"], "--dtype must be one of .*; got int8"),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_path_is_explained_as_the_library_explains_it(name, capsys):
 
 
 def test_a_packed_path_says_so_and_fills_no_tensor(capsys):
-    words = ["explain", "gated_delta_rule", "--cu-seqlens", "0", "4000000000", "7", "--H", "64", "--K", "256"]
+    words = ["explain", "gated_delta_rule", "--lengths", "0", "4000000000", "7", "--H", "64", "--K", "256"]
     out = said([*words, "--chunk-size", "32"], capsys)
     assert "chunk form in chunks of 32" in out
     assert "T = 4000000007" in out

@@ -114,11 +114,12 @@ class LastKey(Rule):
 
 def test_outputs_share_no_memory_with_inputs_or_each_other():
     register(LastKey())
-    call = draw_call("last_key_of_a_test", H=4)
-    out, state = call.run(form="recurrent")
-    places = [x.untyped_storage().data_ptr() for x in (call.q, call.k, call.v, out, *state)]
-    assert len(set(places)) == len(places)
-    assert torch.equal(state.one, call.k[:, -1])
+    for rows in (1, 2):  # one token of one row is contiguous as it is
+        call = draw_call("last_key_of_a_test", B=rows, H=4)
+        out, state = call.run(form="recurrent")
+        places = [x.untyped_storage().data_ptr() for x in (call.q, call.k, call.v, out, *state)]
+        assert len(set(places)) == len(places)
+        assert torch.equal(state.one, call.k[:, -1])
     for form in ("recurrent", "chunk"):
         attention = draw_call("softmax_attention", H=4)
         attention = attention.map(lambda _, x: x.transpose(1, 2).contiguous().transpose(1, 2))
@@ -138,6 +139,28 @@ def test_what_a_call_returns_is_its_own(name):
             found = [x for x in (out, *call.rule.state_tensors(state)) if x.numel()]
             places = {x.untyped_storage().data_ptr() for x in (*given, *found)}
             assert len(places) == len(given) + len(found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_call_returns_may_be_changed_in_place(name):
+    for sizes, options in (({"T": 1}, {}), ({"T": 8, "H": 1, "G": 1}, {}), ({"T": 8}, {"cu_seqlens": [0, 3, 8]})):
+        for form in forms(registry.get(name)):
+            packing = {key: torch.tensor(x) for key, x in options.items()}
+            call = draw_call(name, B=1, **sizes).tracked()
+            out, state = call.run(**form, **packing)
+            out += 1
+            out *= 2
+            for x in call.rule.state_tensors(state):
+                if x.is_floating_point():
+                    x.mul_(3)
+            want_out, want = call.run(**form, **packing)
+            tensors = zip(call.rule.state_tensors(state), call.rule.state_tensors(want), strict=True)
+            pairs = [(out, 2 * (want_out + 1)), *((x, 3 * y) for x, y in tensors if x.is_floating_point())]
+            inputs = [x for x in call.tensors().values() if x is not None and x.is_floating_point()]
+            slopes = [torch.autograd.grad(sum(x.sum() for x in side), inputs, allow_unused=True)
+                      for side in zip(*pairs, strict=True)]  # fmt: skip
+            for x, y in (*pairs, *zip(*slopes, strict=True)):
+                assert (x is None and y is None) or torch.equal(x, y)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -146,6 +146,48 @@ def test_a_wrong_state_is_named(name):
         wrong(call, TypeError, f"the state of {name} must be {call.rule.state_type.__name__}")
 
 
+class OddGate(Rule):
+    """Scales what it writes by a gate of any axes."""
+
+    name = "odd_gate_of_a_test"
+    departs = "it is scaled"
+
+    def step(self, q, k, v, *, gate, state):
+        state = state + k[..., None] * (gate.view(*gate.shape[:2], -1)[..., :1] * v)[..., None, :]
+        return torch.einsum("bgkv,bgk->bgv", state, q), state
+
+
+class FilledIn(OddGate):
+    """The same, with a value for every token."""
+
+    name = "filled_in_of_a_test"
+
+    def complete(self, gates, v):
+        return {"gate": gates["gate"].expand(*v.shape[:-1], -1)}
+
+
+def test_a_gate_that_tokens_share_needs_to_be_given_to_each():
+    for axes in (("G", "V"), ("G",), ("H", "K")):
+        OddGate.gates = (Gate("gate", low=0.0, high=1.0, axes=axes),)
+        with pytest.raises(ValueError, match=r"axes that begin with B, T, or the rule must define complete\("):
+            register(OddGate())
+    FilledIn.gates = (Gate("gate", low=0.0, high=1.0, axes=("G", "V")),)
+    call = draw_call(register(FilledIn()), T=5, G=4, V=5)
+    out, state = None, None
+    for t in range(5):
+        token = (x[:, t] for x in (call.q, call.k, call.v))
+        out, state = ops.step("filled_in_of_a_test", *token, state=state, **call.gates)
+    assert torch.equal(call.run()[0][:, -1], out)
+
+
+def test_a_gate_of_key_heads_comes_to_step_with_value_heads_on_any_axis():
+    OddGate.gates = (Gate("gate", low=0.0, high=1.0, axes=("B", "T", "H")),)
+    call = draw_call(register(OddGate()), T=5, H=2, G=4)
+    gate = call.gates["gate"].repeat_interleave(2, -1)[..., None]  # [B, T, G, 1]
+    want, _ = ops.linear_attention(call.q, call.k, gate * call.v)
+    assert torch.allclose(call.run()[0], want, atol=1e-10)
+
+
 def test_a_call_like_one_that_passed_is_still_looked_at():
     call = draw_call("momentum_delta_rule", T=3, state=True)
     call.run()

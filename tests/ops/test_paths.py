@@ -99,6 +99,15 @@ def test_any_real_number_is_a_scale_but_truth_is_not():
         call.run(scale="1")
 
 
+def test_whether_a_state_is_wanted_is_true_or_false():
+    call = draw_call("linear_attention", T=5)
+    with pytest.raises(TypeError, match="output_final_state must be True or False; got 'yes'"):
+        call.run(output_final_state="yes")
+    with pytest.raises(ValueError, match="scale must be finite; got a whole number beyond the floats"):
+        call.run(scale=10**400)
+    assert torch.equal(call.run(form="chunk", chunk_size=np.int64(2))[0], call.run(form="chunk", chunk_size=2)[0])
+
+
 def test_a_plan_says_in_words_which_path_and_why():
     call = draw_call("linear_attention", T=100, G=2)
     given = (ops.linear_attention, call.q, call.k, call.v)

@@ -60,7 +60,7 @@ def test_diagonal_longhorn_overwrites_an_axis_at_the_largest_beta():
         )
         assert_close(o, v / 2, torch.float32)
         assert_close(state[0, 0], v[0, 9:, 0] / 2, torch.float32)
-    with pytest.raises(ValueError, match=r"beta must lie in .* got a maximum of inf"):
+    with pytest.raises(ValueError, match=r"beta must be finite and at least 0; got a maximum of inf"):
         ops.longhorn_diagonal(k, k, v, beta=torch.full_like(v, torch.inf))
 
 

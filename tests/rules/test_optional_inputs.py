@@ -25,7 +25,7 @@ def variants(name):
         if state:
             call.state = draw_call(name, B=len(BOUNDS) - 1 if packed else 1, H=1, G=2, K=3, V=2, state=True).state
         call.gates = {key: x for key, x in call.gates.items() if key not in omitted}
-        call.options = {"scale": scale, "use_qk_l2norm_in_kernel": l2norm}
+        call.options |= {"scale": scale, "use_qk_l2norm_in_kernel": l2norm}
         if packed:
             call.options["cu_seqlens"] = torch.tensor(BOUNDS)
         yield call.tracked()

@@ -190,7 +190,7 @@ def test_mesas_ridge_belongs_to_its_head_and_channel():
     for wrong, match in (
         (call.gates["lamb"][:, 0], r"lamb must have shape \[G, K\]"),
         (call.gates["lamb"].T, r"lamb must have shape \[G, K\] with G=4, K=5"),
-        (0 * call.gates["lamb"], "lamb must lie in .* got a minimum of 0"),
+        (0 * call.gates["lamb"], "lamb must be finite and at least 1.2e-38; got a minimum of 0"),
     ):
         with pytest.raises(ValueError, match=match):
             ops.mesa(call.q, call.k, call.v, lamb=wrong)
@@ -222,3 +222,36 @@ def test_mesa_forms_no_covariance_of_a_token():
         needs = [True] * 6 + [False] * 2
         operator._gradients(call.q, call.k, call.v, *gates, *rest, torch.ones_like(call.v), None, None, needs)
     assert max(forward.numel, backward.numel) < 128 * 32 * 32 / 8
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_a_document_whose_keys_leave_the_ridge_below_rounding_harms_no_other(form):
+    q, k = torch.randn(2, 1, 40, 1, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
+    v = torch.randn(1, 40, 1, 2, generator=torch.Generator().manual_seed(1))
+    k = torch.cat((1e5 * k[:, :20], k[:, 20:]), 1)
+    packed, _ = ops.recursive_least_squares(q, k, v, cu_seqlens=torch.tensor([0, 20, 40]), form=form)
+    alone, _ = ops.recursive_least_squares(q[:, 20:], k[:, 20:], v[:, 20:], form=form)
+    assert packed.isfinite().all()
+    assert_close(packed[:, 20:], alone, torch.float32)
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_a_ridge_below_rounding_still_answers_with_what_was_written(form):
+    call = draw_call("recursive_least_squares", B=1, T=200, H=1, G=1, K=4, V=3, dtype=torch.float32)
+    call.k[:] = 1000 * call.k[:, :1].clone()  # |H| eps is far above the ridge
+    call.q[:] = call.k
+    call.gates = {}
+    out, _ = call.tracked().run(form=form, ridge=1e-6)
+    assert_close(out[:, -1], call.v.mean(1), torch.float32)
+    out.sum().backward()
+
+
+def test_a_moment_that_is_no_sum_of_squares_is_its_rows_alone():
+    call = draw_call("recursive_least_squares", B=2, T=3, H=1, G=1, K=3, V=2, state=True)
+    broken = call.state._replace(H_kk=call.state.H_kk - torch.tensor([[[[100.0]]], [[[0.0]]]]) * torch.eye(3))
+    want, _ = call.run()
+    call.state = broken
+    for form in ("recurrent", "chunk"):
+        out, _ = call.run(form=form)
+        assert out[0].isnan().all()
+        assert_close(out[1], want[1], DOUBLE)

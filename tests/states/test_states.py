@@ -287,3 +287,50 @@ def test_a_state_survives_pickle_and_deepcopy():
         for twin in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
             assert type(twin) is type(state)
             same(after.rule, twin, state)
+
+
+def test_a_loaded_state_is_no_map_of_its_file(tmp_path):
+    file = tmp_path / "state.safetensors"
+    states.save(file, "kda", torch.ones(1, 8, 64, 64))
+    loaded = states.load(file, "kda")
+    file.write_bytes(b"\0" * file.stat().st_size)
+    assert torch.equal(loaded, torch.ones(1, 8, 64, 64))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="speaks of permissions and links")
+def test_a_file_has_the_permissions_of_any_other_and_a_link_stays_one(tmp_path):
+    link, target = tmp_path / "link", tmp_path / "target"
+    link.symlink_to(target)
+    before = os.umask(0o077)
+    try:
+        states.save(link, "delta_rule", torch.ones(1, 1, 2, 2))
+    finally:
+        os.umask(before)
+    assert link.is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert torch.equal(states.load(target, "delta_rule"), torch.ones(1, 1, 2, 2))
+
+
+def test_what_is_no_state_is_refused_in_one_line(tmp_path):
+    S = torch.ones(2, 1, 2, 2)
+    _, kept = draw_call("softmax_attention", T=3).run()
+    for error, match, act in (
+        (TypeError, "state must be a tensor, a NamedTuple of tensors, or None; got list", lambda: states.clone([1, 2])),
+        (TypeError, "got str", lambda: states.nbytes("abc")),
+        (TypeError, "got dict", lambda: states.detach({"S": S})),
+        (TypeError, "rows must be a tensor or a list of whole numbers; got str", lambda: states.select(S, "01")),
+        (TypeError, "index must be a tensor or a list of whole numbers; got NoneType", lambda: states.reorder(S, None)),
+        (TypeError, "length must be a whole number", lambda: states.crop("softmax_attention", kept, None)),
+        (TypeError, "dtype must be of floats; got torch.int64", lambda: states.to(S, dtype=torch.int64)),
+        (FileNotFoundError, "nowhere", lambda: states.save(tmp_path / "nowhere" / "x", "delta_rule", S)),
+        (ValueError, "meta tensor", lambda: states.save(tmp_path / "x", "delta_rule", S.to("meta"))),
+        (
+            ValueError,
+            r"lengths must lie in \[0, S=3\]; got \[103",
+            lambda: states.save(tmp_path / "x", "softmax_attention", kept._replace(lengths=kept.lengths + 100)),
+        ),
+    ):
+        with pytest.raises(error, match=match) as caught:
+            act()
+        assert "\n" not in str(caught.value)
+        assert list(tmp_path.iterdir()) == []

@@ -147,9 +147,9 @@ MUTANTS = (
     Mutant(
         "removal keys are given to value heads in the wrong order",
         "kernels/portable.py",
-        "tokens[place] = align_heads(tokens[place], heads)",
+        "tokens[place] = align_heads(tokens[place], heads, axis)",
         "x = tokens[place]; "
-        "tokens[place] = align_heads(x, heads) if place < 3 else x.repeat(1, 1, heads // x.shape[-2], 1)",
+        "tokens[place] = align_heads(x, heads, axis) if place < 3 else x.repeat(1, 1, heads // x.shape[-2], 1)",
         (
             *contract("rwkv7", "heads_are_shared"),
             *tests("rules/test_theorems.py", "test_rwkv7_that_never_erases_is_gla"),

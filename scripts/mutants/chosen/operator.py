@@ -155,8 +155,8 @@ MUTANTS = (
     Mutant(
         "value heads take turns over key heads",
         SHAPES,
-        "tensor.repeat_interleave(heads // tensor.shape[-2], dim=-2)",
-        "torch.cat([tensor] * (heads // tensor.shape[-2]), dim=-2)",
+        "tensor.repeat_interleave(heads // tensor.shape[axis], dim=axis)",
+        "torch.cat([tensor] * (heads // tensor.shape[axis]), dim=axis)",
         contract(RULE, "step_equals_the_executed_recipe heads_are_shared"),
     ),
     Mutant(

@@ -91,7 +91,7 @@ MUTANTS = (
         "        path.write_bytes(Path(partial).read_bytes())\n        os.replace(partial, path)\n",
         WRITES,
     ),
-    Mutant("what failed to be written stays", STATES, "        Path(partial).unlink(missing_ok=True)\n", "", WRITES),
+    Mutant("what failed to be written stays", STATES, "        partial.unlink(missing_ok=True)\n", "", WRITES),
     Mutant(
         "unit length is made before sequences are apart",
         PORTABLE,
@@ -103,8 +103,8 @@ MUTANTS = (
     Mutant(
         "a broken row breaks the batch",
         RIDGE,
-        "    broken = ~moments.sum((-2, -1)).isfinite()\n",
-        "    broken = (~moments.sum((-2, -1)).isfinite()).any().expand(moments.shape[:-2])\n",
+        "        failed = (torch.linalg.cholesky_ex(mended).info > 0)[..., None, None]\n",
+        "        failed = (torch.linalg.cholesky_ex(mended).info > 0).any().expand(mended.shape)[..., :1, :1]\n",
         tests(PACKING, "test_a_row_of_nan_is_its_own[recursive_least_squares]"),
     ),
 )

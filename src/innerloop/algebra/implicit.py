@@ -47,6 +47,11 @@ def must_stay_open() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def can_branch() -> bool:
+    """Whether values may decide what is computed: outside of traces and transforms."""
+    return not (torch.compiler.is_compiling() or must_stay_open() or torch._C._len_torch_dispatch_stack())
+
+
 class _Implicit(torch.autograd.Function):
     """The solution, whose backward is a solution again: any order of derivatives is right."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from innerloop.algebra.additive import additive_chunks, memories
 from innerloop.algebra.decay import chunk_fades
-from innerloop.algebra.implicit import implicit_solution
+from innerloop.algebra.implicit import can_branch, implicit_solution
 
 
 def ridge_chunks(
@@ -33,15 +33,23 @@ def ridge_chunks(
 
 
 def ridge_solve(covariance: Tensor, q: Tensor, ridge: float | Tensor) -> Tensor:
-    """Return ``(covariance + diag ridge)^{-1} q`` by Cholesky, in float64: the condition is |covariance| / ridge."""
+    """Return ``(covariance + diag ridge)^{-1} q`` by Cholesky, in float64: the condition is |covariance| / ridge.
+
+    Rounding of what is carried can leave a moment without a root where the ridge is below its eps: there as much is
+    added as rounding may have taken. A moment that has none even so (NaN, or no sum of k k^T) is NaN for its row alone.
+    """
     eye = torch.eye(covariance.shape[-1], dtype=torch.float64, device=q.device)
     diagonal = ridge[..., None] if isinstance(ridge, Tensor) else ridge
     moments = covariance.double() + diagonal * eye
-    # A NaN of one row is that row's alone: the factorization would raise for the whole batch.
-    broken = ~moments.sum((-2, -1)).isfinite()
-    factor = torch.linalg.cholesky(torch.where(broken[..., None, None], eye, moments))
-    solved = torch.cholesky_solve(q.double()[..., None], factor)[..., 0]
-    return solved.masked_fill(broken[..., None], torch.nan).to(q.dtype)
+    factor, info = torch.linalg.cholesky_ex(moments)
+    if not can_branch() or info.any():
+        lost = (info > 0)[..., None, None]
+        size = covariance.diagonal(dim1=-2, dim2=-1).abs().sum(-1)[..., None, None].double()
+        mended = torch.where(lost, moments + 4 * torch.finfo(covariance.dtype).eps * size * eye, moments)
+        failed = (torch.linalg.cholesky_ex(mended).info > 0)[..., None, None]
+        factor = torch.linalg.cholesky_ex(torch.where(failed, eye, mended)).L
+        q = q.masked_fill(failed[..., 0], torch.nan)
+    return torch.cholesky_solve(q.double()[..., None], factor)[..., 0].to(q.dtype)
 
 
 def each_covariance(k: Tensor, written: Tensor, g: Tensor | None, covariance: Tensor) -> Iterator[Tensor]:

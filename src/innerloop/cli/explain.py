@@ -32,7 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunk-size", type=int, metavar="N", help="tokens a chunk; the rule's own if left out")
     parser.add_argument("--backend", help="the best present if left out")
     parser.add_argument(
-        "--cu-seqlens", type=int, nargs="+", metavar="N", help="lengths of sequences that are packed in one row"
+        "--lengths", type=int, nargs="+", metavar="N", help="lengths of sequences that are packed in one row"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
         InputError: If an argument is wrong, or the call would be.
     """
     sizes = checked_sizes(arguments, _AXES)
-    lengths = arguments.cu_seqlens
+    lengths = arguments.lengths
     if lengths is not None and min(lengths) < 0:
-        raise InputError(f"--cu-seqlens must be lengths of at least 0; got {min(lengths)}")
+        raise InputError(f"--lengths must be at least 0; got {min(lengths)}")
     if sizes["T"] is None:
         sizes["T"] = 2048 if lengths is None else sum(lengths)
     try:
@@ -79,8 +79,8 @@ def _plan(arguments: argparse.Namespace, sizes: dict[str, int]) -> Plan:
         raise InputError(f"--dtype must be one of {', '.join(known)}; got {arguments.dtype}")
     tokens = _tokens(rule, sizes, known[arguments.dtype])
     bounds = None
-    if arguments.cu_seqlens is not None:
-        bounds = torch.tensor(list(accumulate(arguments.cu_seqlens, initial=0)))
+    if arguments.lengths is not None:
+        bounds = torch.tensor(list(accumulate(arguments.lengths, initial=0)))
     return ops.explain(
         ops.run, rule.name, **tokens, cu_seqlens=bounds, form=arguments.form, chunk_size=arguments.chunk_size,
         backend=arguments.backend,

@@ -76,6 +76,7 @@ def row(rule: Rule, sizes: dict[str, int]) -> Row:
         "departs": rule.departs or None,
         "gates": [
             {"name": x.name, "axes": list(x.axes), "low": _number(x.low), "high": _number(x.high),
+             "bounds": x.bounds.removeprefix("lie ").removeprefix("be "),
              "optional": x.optional}
             for x in rule.gates
         ],
@@ -156,7 +157,7 @@ def page(rows: Sequence[Row], sizes: dict[str, int]) -> str:
 
 def _gate_words(row: Row) -> list[str]:
     gates = [
-        f"{x['name']} [{', '.join(x['axes'])}] in [{x['low']}, {x['high']}]{', optional' if x['optional'] else ''}"
+        f"{x['name']} [{', '.join(x['axes'])}] {x['bounds']}{', optional' if x['optional'] else ''}"
         for x in row["gates"]
     ]
     return gates + [f"{x['name']} above {x['above']}, {x['default']:g} if left out" for x in row["constants"]]
@@ -170,7 +171,7 @@ def _number(value: float) -> float | int | str:
     """Return a number as JSON and people can read it."""
     if value in (float("inf"), -float("inf")):
         return "inf" if value > 0 else "-inf"
-    return int(value) if value == int(value) else value
+    return int(value) if value == int(value) and abs(value) < 2**53 else value
 
 
 def _words(sizes: dict[str, int]) -> str:

@@ -47,6 +47,8 @@ def checked_sizes(arguments: argparse.Namespace, axes: str) -> dict[str, int]:
         low = 0 if axis in ("B", "T") else 1
         if size is not None and size < low:
             raise InputError(f"--{axis} must be at least {low}; got {size}")
+        if size is not None and size > 2**40:
+            raise InputError(f"--{axis} must be at most 2^40; got {size}")
     if sizes["G"] % sizes["H"]:
         raise InputError(f"--G must be a multiple of --H; got {sizes['G']} and {sizes['H']}")
     return sizes

@@ -54,7 +54,11 @@ CHANNEL_ADDITIVE = Operator("channel_additive", _chunked(channel_additive_chunks
 CHANNEL_DELTA = Operator("channel_delta", _chunked(channel_delta_chunks), gates=("g", "beta"), states=MATRIX)
 DECOUPLED_DELTA = Operator("decoupled_delta", _chunked(decoupled_delta_chunks), gates=("g", "b", "w"), states=MATRIX)
 GENERALIZED_DELTA = Operator(
-    "generalized_delta", _chunked(generalized_delta_chunks), gates=("g", "a", "kappa"), states=MATRIX, keyed=("kappa",)
+    "generalized_delta",
+    _chunked(generalized_delta_chunks),
+    gates=("g", "a", "kappa"),
+    states=MATRIX,
+    keyed={"kappa": -2},
 )
 DIAGONAL = Operator("diagonal", _chunked(diagonal_chunks), gates=("beta",), states=MATRIX)
 MOMENTUM = Operator(

@@ -56,7 +56,7 @@ class Operator:
         dense: What it computes on aligned, unpacked inputs in the precision of arithmetic, differentiable.
         gates: Names of its gates, in order; each may be None.
         states: Name to axes, such as ``{"S": ("G", "K", "V")}``, without the leading N; each may be None, for zeros.
-        keyed: Names of gates that have heads of keys; they are repeated to v's like q and k.
+        keyed: Gates that have heads of keys, and on which axis from the end; they are repeated to v's like q and k.
         grouped: Whether ``dense`` wants the heads as given, q's a multiple of k's; else q and k are repeated to v's.
         grows: Whether states with an axis S keep T more tokens after a call.
         fresh: Whether what ``dense`` returns for T > 0 shares memory neither with its inputs nor with each other.
@@ -70,7 +70,7 @@ class Operator:
         *,
         gates: Sequence[str],
         states: dict[str, tuple[str, ...]],
-        keyed: Sequence[str] = (),
+        keyed: dict[str, int] | None = None,
         grouped: bool = False,
         grows: bool = False,
         fresh: bool = True,
@@ -78,9 +78,8 @@ class Operator:
     ) -> None:
         """Define the operator and its backward, and all that the framework asks of them."""
         self.name = name
-        self.portable = Portable(
-            dense, len(gates), states, keyed=[gates.index(x) for x in keyed], grouped=grouped, grows=grows
-        )
+        places = {list(gates).index(gate): axis for gate, axis in (keyed or {}).items()}
+        self.portable = Portable(dense, len(gates), states, keyed=places, grouped=grouped, grows=grows)
         self._inputs = 3 + len(gates) + len(states)
         self._counts = not all(states.values())
         self._fresh = fresh
@@ -138,9 +137,10 @@ class Operator:
         if self.native is not None and self.native.present and options[-1] and inputs[0].is_cpu:
             return self.native.forward(inputs, options)
         outputs = self.portable(inputs, options)
-        if self._fresh:
-            return tuple([x if x.is_contiguous() else x.contiguous() for x in outputs])
-        return tuple(_apart(outputs, inputs))
+        if not self._fresh:
+            outputs = _apart(outputs, inputs)
+        # Autograd forbids in-place changes of an output that is a view, even of memory that nobody else has.
+        return tuple([_alone(x) if x._is_view() or not x.is_contiguous() else x for x in outputs])
 
     def _forward_autograd(self, keyset: _C.DispatchKeySet, *args: Any) -> tuple[Tensor, ...]:
         if _in_forward_mode():
@@ -282,6 +282,10 @@ def _in_forward_mode() -> bool:
 
 def _like(example: Outputs, values: list[Any]) -> Outputs:
     return tuple(values) if isinstance(example, tuple) else values
+
+
+def _alone(output: Tensor) -> Tensor:
+    return output.contiguous().detach()
 
 
 def _apart(outputs: Sequence[Tensor], inputs: Sequence[Any]) -> list[Tensor]:

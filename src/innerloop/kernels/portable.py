@@ -32,14 +32,14 @@ class Portable:
         gates: int,
         states: dict[str, tuple[str, ...]],
         *,
-        keyed: Sequence[int] = (),
+        keyed: dict[int, int],
         grouped: bool = False,
         grows: bool = False,
     ) -> None:
         """Take the algebra, how many gates it has, its states' axes, and what is peculiar to it."""
         self.dense = dense
         self.gates = gates
-        self._keyed = (0, 1, *(3 + place for place in keyed))
+        self._keyed = ((0, -2), (1, -2), *((3 + place, axis) for place, axis in keyed.items()))
         self.states = states
         self._axes = tuple(states.values())
         self.grouped = grouped
@@ -103,8 +103,8 @@ class Portable:
             tokens[0] = tokens[0] * scale
         heads = tokens[2].shape[-2]
         if tokens[0].shape[-2] != heads and not self.grouped:
-            for place in self._keyed:
-                tokens[place] = align_heads(tokens[place], heads)
+            for place, axis in self._keyed:
+                tokens[place] = align_heads(tokens[place], heads, axis)
 
     def _widened(self, inputs: Inputs, rows: int) -> tuple[list[Any], tuple[Tensor, ...]]:
         dtype, count = compute_dtype(inputs[2].dtype), 3 + self.gates

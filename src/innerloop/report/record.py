@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -72,12 +72,11 @@ class Record:
 
 def write_whole(path: Path, text: str) -> None:
     """Write under a temporary name, then rename: a reader sees the old file or the new one, never half of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with open(temporary, "x", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise

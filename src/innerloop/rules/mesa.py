@@ -140,7 +140,8 @@ def mesa(
         q: Queries, ``[B, T, H, K]``.
         k: Keys, ``[B, T, H, K]``, used as given.
         v: Values, ``[B, T, G, V]`` with G a multiple of H; value head h reads key head ``h // (G // H)``.
-        lamb: Ridge of every head and key channel, ``[G, K]``, above 0.
+        lamb: Ridge of every head and key channel, ``[G, K]``, at least 1.2e-38; below about eps |H_kk| (in float32
+            1e-7 of it) rounding leaves no digit of the answer, and far below that NaN.
         g: Natural log of the decay, ``[B, T, G]``, at most 0; ``-inf`` clears the memory; no decay if None.
         beta: Weight of the pair, ``[B, T, G]``, at least 0; 1 if None.
         iterations: Steps of conjugate gradients, at least 1.
@@ -160,7 +161,7 @@ def mesa(
 
     Raises:
         TypeError: If an input is no float tensor, or dtypes differ.
-        ValueError: If a shape disagrees with q's, g is positive or NaN, lamb is not above 0, beta is negative,
+        ValueError: If a shape disagrees with q's, g is positive or NaN, lamb is below 1.2e-38, beta is negative,
             or an option is unknown.
         RuntimeError: If a named backend cannot serve.
 

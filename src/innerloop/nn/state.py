@@ -1,0 +1,168 @@
+"""What a layer carries from one call to the next."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from innerloop import states
+from innerloop.rule import State, get
+
+__all__ = ["VERSION", "LayerState"]
+
+VERSION = 1
+"""Of the files that ``LayerState.save`` writes; ``load`` reads no other."""
+_FORMAT = "innerloop layer state"
+
+
+@dataclass(eq=False)
+class LayerState:
+    """The memory of a layer's rule, the inputs that its convolutions still look at, and how far each row has come.
+
+    Methods return a new state and leave this one as it is. It is a pytree.
+
+    Example:
+        >>> import torch
+        >>> from innerloop import nn
+        >>> layer = nn.GatedDeltaNet(16, heads=2)
+        >>> _, state = layer(torch.randn(3, 5, 16))
+        >>> state.memory.shape, sorted(state.windows), state.position
+        (torch.Size([3, 2, 8, 8]), ['key', 'query', 'value'], tensor([5, 5, 5]))
+        >>> state.select([2, 0]).position
+        tensor([5, 5])
+    """
+
+    rule: str
+    """The rule whose memory it is."""
+    memory: State
+    """As ``innerloop.ops`` returns it."""
+    windows: dict[str, Tensor]
+    """By name, the last inputs of each short convolution or token shift, ``[N, W-1, C]``, zeros before the first."""
+    position: Tensor
+    """Tokens that each row has seen, int64 ``[N]``."""
+
+    def detach(self) -> LayerState:
+        """Cut the state off from the gradients of what made it."""
+        return self._mapped(states.detach)
+
+    def clone(self) -> LayerState:
+        """Copy every tensor; the copy keeps its history."""
+        return self._mapped(states.clone)
+
+    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> LayerState:
+        """Move to another precision or device; what counts tokens keeps its integers."""
+        return self._mapped(lambda x: states.to(x, dtype=dtype, device=device))
+
+    def reorder(self, index: Tensor | Sequence[int]) -> LayerState:
+        """Let row n go on from row ``index[n]``, as a beam search does."""
+        return self._mapped(lambda x: states.reorder(x, index))
+
+    def select(self, rows: Tensor | Sequence[int]) -> LayerState:
+        """Keep some rows, in the order named; a row may be named several times."""
+        return self._mapped(lambda x: states.select(x, rows))
+
+    def crop(self, length: int | Tensor) -> LayerState:
+        """Forget all but the first tokens, where the memory has them apart: softmax attention alone.
+
+        Args:
+            length: How many tokens to keep, one number or ``[N]``; no row may have fewer.
+
+        Returns:
+            The state as it was after that many tokens.
+
+        Raises:
+            TypeError: If ``length`` is no whole number.
+            ValueError: If the memory merges its tokens (keep a clone to go back to), or a row has fewer.
+        """
+        memory = states.crop(self.rule, self.memory, length)
+        position = torch.as_tensor(length, device=self.position.device).expand_as(self.position)
+        return LayerState(self.rule, memory, dict(self.windows), position.to(torch.int64).clone())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(x.numel() * x.element_size() for x in pytree.tree_leaves(self))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a safetensors file; whatever interrupts it, the path holds the old file or the new one.
+
+        Args:
+            path: The file; an old one is replaced.
+
+        Raises:
+            OSError: If the file cannot be written.
+        """
+        parts = zip(get(self.rule).states, get(self.rule).state_tensors(self.memory), strict=True)
+        named = {f"memory.{name}": x for name, x in parts}
+        named |= {f"windows.{name}": x for name, x in self.windows.items()}
+        names = json.dumps((*named, "position"))  # in their order, which a pytree minds
+        metadata = {"format": _FORMAT, "version": str(VERSION), "rule": self.rule, "tensors": names}
+        states.write(path, {**named, "position": self.position}, metadata)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> LayerState:
+        """Read what ``save`` wrote, on the CPU.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The state; the layer that it is given to sees whether it fits.
+
+        Raises:
+            ValueError: If the file holds something else, is of another version or damaged.
+            OSError: If there is no such file.
+        """
+        metadata, named = states.read(path)
+        if metadata.get("format") != _FORMAT:
+            raise ValueError(f"{path} must be a file that LayerState.save wrote; it is some other safetensors file")
+        if metadata.get("version") != str(VERSION):
+            raise ValueError(f"{path} must have version {VERSION}; got {metadata.get('version')}. "
+                             "Load it with the release of innerloop that wrote it.")  # fmt: skip
+        rule = get(metadata.get("rule", ""))
+        order = json.loads(metadata.get("tensors", "[]"))
+        wanted = {"position", *order, *(f"memory.{name}" for name in rule.states)}
+        if set(named) != wanted:
+            raise ValueError(f"{path} must hold {', '.join(sorted(wanted))}; got {', '.join(sorted(named))}")
+        rows = named["position"].shape
+        if len(rows) != 1 or any(x.shape[:1] != rows for x in named.values()):
+            raise ValueError(f"{path} does not fit together: its tensors must have as many rows as position")
+        memory = rule.packed_state([named[f"memory.{name}"] for name in rule.states])
+        windows = {name.removeprefix("windows."): named[name] for name in order if name.startswith("windows.")}
+        return cls(rule.name, memory, windows, named["position"])
+
+    def _mapped(self, function: Callable[[Any], Any]) -> LayerState:
+        windows = {name: function(window) for name, window in self.windows.items()}
+        return LayerState(self.rule, function(self.memory), windows, function(self.position))
+
+
+def _flatten(state: LayerState) -> tuple[list[Any], str]:
+    return [state.memory, state.windows, state.position], state.rule
+
+
+def _flatten_with_keys(state: LayerState) -> tuple[list[tuple[Any, Any]], str]:
+    children, rule = _flatten(state)
+    names = [pytree.GetAttrKey(x) for x in ("memory", "windows", "position")]
+    return list(zip(names, children, strict=True)), rule
+
+
+def _unflatten(children: Any, rule: str) -> LayerState:  # ruff: ignore[any-type] - a pytree's children are any structure
+    return LayerState(rule, *children)
+
+
+pytree.register_pytree_node(
+    LayerState,
+    _flatten,
+    _unflatten,
+    serialized_type_name="innerloop.nn.LayerState",
+    to_dumpable_context=lambda rule: rule,
+    from_dumpable_context=lambda rule: rule,
+    flatten_with_keys_fn=_flatten_with_keys,
+)
