@@ -8,7 +8,7 @@ import torch
 from torch import _C, Tensor
 
 from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, choose_form, refusal, serves
-from innerloop.kernels.native import CHUNK
+from innerloop.kernels.native.scalar import CHUNK
 from innerloop.kernels.operator import Options, is_plain
 from innerloop.kernels.portable import full_precision
 from innerloop.rule import Gates, Rule, State

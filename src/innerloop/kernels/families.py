@@ -21,7 +21,7 @@ from innerloop.algebra.diagonal import diagonal_chunks
 from innerloop.algebra.mesa import mesa_chunks
 from innerloop.algebra.momentum import momentum_chunks
 from innerloop.algebra.ridge import ridge_chunks
-from innerloop.kernels.native import Native
+from innerloop.kernels.native import Scalar
 from innerloop.kernels.operator import Operator
 from innerloop.kernels.portable import Dense
 
@@ -45,10 +45,10 @@ def _attention(
     return attend(q, k, v, states)
 
 
-ADDITIVE = Operator("additive", _chunked(additive_chunks), gates=("g",), states=MATRIX, native=Native(0, ("g",)))
-DELTA = Operator("delta", _chunked(delta_chunks), gates=("g", "beta"), states=MATRIX, native=Native(1, ("g", "beta")))
+ADDITIVE = Operator("additive", _chunked(additive_chunks), gates=("g",), states=MATRIX, native=Scalar(0, ("g",)))
+DELTA = Operator("delta", _chunked(delta_chunks), gates=("g", "beta"), states=MATRIX, native=Scalar(1, ("g", "beta")))
 PROXIMAL_DELTA = Operator(
-    "proximal_delta", _chunked(proximal_delta_chunks), gates=("beta",), states=MATRIX, native=Native(2, ("beta",))
+    "proximal_delta", _chunked(proximal_delta_chunks), gates=("beta",), states=MATRIX, native=Scalar(2, ("beta",))
 )
 CHANNEL_ADDITIVE = Operator("channel_additive", _chunked(channel_additive_chunks), gates=("g",), states=MATRIX)
 CHANNEL_DELTA = Operator("channel_delta", _chunked(channel_delta_chunks), gates=("g", "beta"), states=MATRIX)

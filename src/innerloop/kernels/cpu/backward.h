@@ -244,7 +244,7 @@ static void backward_chunk(Backward<T>& x, const Frame<T>& f, int64_t i, bool pu
 }
 
 template <class T>
-static void backward(const Call& call, int64_t job, char* scratch) {
+static void backward(const ScalarCall& call, int64_t job, char* scratch) {
   const Frame<T> f(call, job);
   Arena arena{scratch};
   Backward<T> x(arena, f, f.chunks());
@@ -259,11 +259,11 @@ static void backward(const Call& call, int64_t job, char* scratch) {
 }
 
 template <class T>
-static int64_t backward_scratch(const Call& call) {
+static int64_t backward_scratch(const ScalarCall& call) {
   Frame<T> f(call, 0);
-  int64_t longest = call.bounds ? 0 : call.length;
-  for (int64_t n = 0; call.bounds && n < call.sequences; ++n) {
-    const int64_t length = call.bounds[n + 1] - call.bounds[n];
+  int64_t longest = call.header.bounds ? 0 : call.header.length;
+  for (int64_t n = 0; call.header.bounds && n < call.header.sequences; ++n) {
+    const int64_t length = call.header.bounds[n + 1] - call.header.bounds[n];
     if (length > longest) longest = length;
   }
   f.begin = 0, f.end = longest;

@@ -1,4 +1,4 @@
-// What one call says: the same structure that kernels/native.py packs, all fields eight bytes wide.
+// What a call says: the structures that the Python side packs, all fields eight bytes wide.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,19 @@ struct Strided {
   int64_t element;
 };
 
-struct Call {
-  int64_t corrects;  // 0: the pair is added; 1: the delta rule; 2: the delta rule at the rate of the proximal step
-  int64_t sequences, length, key_heads, heads, key_width, width;
+// Every call begins with this: jobs do not wait for each other, and the library spreads them over threads.
+struct Header {
+  int64_t jobs, threads;
+  int64_t sequences, length;
   const int64_t* bounds;  // sequences + 1 of them, where they are packed in one row of `length` tokens
-  int64_t chunk, threads, unit;
+};
+
+// One memory a head, faded by one number a token (scalar.h).
+struct ScalarCall {
+  Header header;
+  int64_t corrects;  // 0: the pair is added; 1: the delta rule; 2: the delta rule at the rate of the proximal step
+  int64_t key_heads, heads, key_width, width;
+  int64_t chunk, unit;
   int64_t wide;  // arithmetic and states are float64, not float32
   double scale;
   Strided q, k, v, g, beta;
@@ -34,11 +42,13 @@ struct Call {
   int64_t grad_element;  // of grad_q and grad_k; grad_v has v's
 };
 
-// One (sequence, value head); scratch holds at least what `scratch` asks for, aligned to 64 bytes.
-struct Kernels {
-  int64_t (*scratch)(const Call&, bool backward);
-  void (*forward)(const Call&, int64_t job, char* scratch);
-  void (*backward)(const Call&, int64_t job, char* scratch);
+// What the library can compute. `way` is 0 for values and 1 for gradients; a job's scratch is aligned to 64 bytes.
+struct Core {
+  int64_t call_size;
+  int64_t (*scratch)(const void* call, int64_t way);
+  void (*run)(const void* call, int64_t way, int64_t job, char* scratch);
 };
+
+enum : int64_t { kScalar = 0, kCores };
 
 }  // namespace innerloop

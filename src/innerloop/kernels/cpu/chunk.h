@@ -11,26 +11,26 @@ constexpr double kSmallestDecay = -120.0;  // e^-120 is 0 beside anything, and s
 // Widths of rows, and where a job stands.
 template <class T>
 struct Frame {
-  const Call& call;
+  const ScalarCall& call;
   int64_t K, V, C;
   int64_t wide_k, wide_v, wide_c;  // padded to the lanes
   int64_t step_k, step_v, step_c;  // from row to row
   int64_t sequence, head, begin, end, row;
 
-  Frame(const Call& c, int64_t job)
-      : call(c), K(c.key_width), V(c.width), C(smaller(c.chunk, c.length < 1 ? 1 : c.length)) {
+  Frame(const ScalarCall& c, int64_t job)
+      : call(c), K(c.key_width), V(c.width), C(smaller(c.chunk, c.header.length < 1 ? 1 : c.header.length)) {
     wide_k = padded<T>(K), wide_v = padded<T>(V), wide_c = padded<T>(C);
     step_k = spread<T>(K), step_v = spread<T>(V), step_c = spread<T>(C);
     sequence = job / c.heads, head = job % c.heads;
-    begin = c.bounds ? c.bounds[sequence] : 0;
-    end = c.bounds ? c.bounds[sequence + 1] : c.length;
-    row = c.bounds ? 0 : sequence;
+    begin = c.header.bounds ? c.header.bounds[sequence] : 0;
+    end = c.header.bounds ? c.header.bounds[sequence + 1] : c.header.length;
+    row = c.header.bounds ? 0 : sequence;
   }
   int64_t key_head() const { return head / (call.heads / call.key_heads); }
   int64_t matrix() const { return (sequence * call.heads + head) * K * V; }
   int64_t chunks() const { return (end - begin + C - 1) / C; }
   // Of [B, T, G] outputs.
-  int64_t place(int64_t token) const { return (row * call.length + token) * call.heads + head; }
+  int64_t place(int64_t token) const { return (row * call.header.length + token) * call.heads + head; }
   int64_t at(const Strided& x, int64_t token, int64_t of) const { return row * x.row + token * x.token + of * x.head; }
 };
 

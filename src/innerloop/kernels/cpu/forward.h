@@ -40,7 +40,7 @@ static void forward_chunk(Forward<T>& x, const Frame<T>& f, int64_t begin, int64
 }
 
 template <class T>
-static void forward(const Call& call, int64_t job, char* scratch) {
+static void forward(const ScalarCall& call, int64_t job, char* scratch) {
   const Frame<T> f(call, job);
   Arena arena{scratch};
   Forward<T> x(arena, f);
@@ -56,7 +56,7 @@ static void forward(const Call& call, int64_t job, char* scratch) {
 }
 
 template <class T>
-static int64_t forward_scratch(const Call& call) {
+static int64_t forward_scratch(const ScalarCall& call) {
   const Frame<T> f(call, 0);
   Arena arena{nullptr};
   Forward<T> x(arena, f);

@@ -14,7 +14,7 @@
 namespace innerloop {
 #define INNERLOOP_DECLARE(isa) \
   namespace isa {              \
-  extern const Kernels kernels; \
+  extern const Core cores[];   \
   }
 INNERLOOP_DECLARE(plain)
 #ifdef INNERLOOP_X86
@@ -24,7 +24,7 @@ INNERLOOP_DECLARE(avx512)
 
 struct Choice {
   const char* name;
-  const Kernels* kernels;
+  const Core* cores;
 };
 
 // What the processor has and, if INNERLOOP_ISA names one, no more than that.
@@ -35,12 +35,12 @@ static Choice choose() {
   const bool limited = most && *most;
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512bw") && (!limited || !std::strcmp(most, "avx512")))
-    return {"avx512", &avx512::kernels};
+    return {"avx512", avx512::cores};
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (!limited || std::strcmp(most, "plain")))
-    return {"avx2", &avx2::kernels};
+    return {"avx2", avx2::cores};
 #endif
   (void)most;
-  return {"plain", &plain::kernels};
+  return {"plain", plain::cores};
 }
 static const Choice chosen = choose();
 
@@ -89,12 +89,12 @@ class Memory {
 };
 static thread_local Memory memory;
 
-static int64_t run(const Call& call, bool backward) {
-  const int64_t jobs = call.sequences * call.heads, scratch = chosen.kernels->scratch(call, backward);
-  const auto work = backward ? chosen.kernels->backward : chosen.kernels->forward;
+static int64_t run(const Core& core, const void* call, int64_t way) {
+  const Header& header = *static_cast<const Header*>(call);
+  const int64_t jobs = header.jobs, scratch = core.scratch(call, way);
   int64_t failed = 0;
 #ifdef _OPENMP
-  const int threads = int(call.threads < jobs ? call.threads : jobs);
+  const int threads = int(header.threads < jobs ? header.threads : jobs);
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
 #endif
   {
@@ -105,13 +105,13 @@ static int64_t run(const Call& call, bool backward) {
 #pragma omp for schedule(dynamic, 1)
 #endif
     for (int64_t job = 0; job < jobs; ++job)
-      if (mine) work(call, job, mine);
+      if (mine) core.run(call, way, job, mine);
     memory.give_back();
   }
   return failed ? 2 : 0;
 }
 
-static int64_t checked(const Call& call) {
+static int64_t checked(const Header& call) {
   for (int64_t n = 0; call.bounds && n < call.sequences; ++n)
     if (call.bounds[0] < 0 || call.bounds[n] > call.bounds[n + 1] || call.bounds[n + 1] > call.length) return 1;
   return 0;
@@ -121,10 +121,13 @@ static int64_t checked(const Call& call) {
 
 extern "C" {
 // 0: done; 1: bounds that do not rise within the row; 2: no memory.
-__attribute__((visibility("default"))) int64_t innerloop_run(const innerloop::Call* call, int64_t backward) {
-  const int64_t wrong = innerloop::checked(*call);
-  return wrong ? wrong : innerloop::run(*call, backward != 0);
+__attribute__((visibility("default"))) int64_t innerloop_run(int64_t core, const void* call, int64_t way) {
+  const int64_t wrong = innerloop::checked(*static_cast<const innerloop::Header*>(call));
+  return wrong ? wrong : innerloop::run(innerloop::chosen.cores[core], call, way);
 }
 __attribute__((visibility("default"))) const char* innerloop_isa() { return innerloop::chosen.name; }
-__attribute__((visibility("default"))) int64_t innerloop_call_size() { return sizeof(innerloop::Call); }
+// 0 for a core that this library does not have.
+__attribute__((visibility("default"))) int64_t innerloop_call_size(int64_t core) {
+  return core < innerloop::kCores ? innerloop::chosen.cores[core].call_size : 0;
+}
 }

@@ -1,0 +1,128 @@
+"""The core of all rules whose memory fades by one number a token, as three families."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from innerloop.kernels.native.family import Native
+from innerloop.kernels.native.library import (
+    ABSENT,
+    ELEMENTS,
+    TENSOR,
+    Core,
+    address,
+    contiguous,
+    resolved,
+    strided,
+    strided_token,
+    threads_for,
+)
+from innerloop.shapes import compute_dtype
+
+_NO_GRADIENTS = (*ABSENT, *(0,) * 8)
+
+CHUNK = 32
+"""Tokens a chunk, unless fewer were asked for: what fits beside the memory in a core's cache."""
+
+
+class Scalar(Native):
+    """A family with one matrix for its state, through the library.
+
+    Args:
+        corrects: 0 if a pair is added, 1 for the delta rule, 2 for the delta rule at the rate of its proximal step.
+        gates: Which gates it takes, of ``g`` and ``beta``, in order.
+    """
+
+    core = Core(0, f"8q d {5 * TENSOR} 3q {TENSOR} 8q")
+
+    def __init__(self, corrects: int, gates: tuple[str, ...]) -> None:
+        """Say which family it is."""
+        super().__init__(gates)
+        self.corrects = corrects
+
+    def forward(self, inputs: Sequence[Any], options: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Return ``o`` and the memory after the last token."""
+        q, _, v = inputs[:3]
+        cu_seqlens, dtype = options[0], compute_dtype(v.dtype)
+        shape = (*v.shape[:2], v.shape[2], v.shape[3])
+        # Nobody writes what lies outside of packed sequences.
+        out = v.new_empty(shape) if cu_seqlens is None else v.new_zeros(shape)
+        rows = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        final = v.new_empty((rows, v.shape[2], q.shape[3], v.shape[3]), dtype=dtype)
+        head, keep = self._head(inputs, options, rows)
+        self.core.run(0, *head, out.data_ptr(), final.data_ptr(), *_NO_GRADIENTS)
+        del keep
+        return out, final
+
+    def token(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], state: Tensor | None, scale: float, unit: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return what one token ``[B, G, .]`` reads, and the memory after it; no gradient is recorded."""
+        rows, heads, width = v.shape
+        _, key_heads, key_width = k.shape
+        dtype = compute_dtype(v.dtype)
+        out = torch.empty((rows, heads, width), dtype=v.dtype)
+        final = torch.empty((rows, heads, key_width, width), dtype=dtype)
+        tensors = [None if x is None else resolved(x) for x in (q, k, v, gates.get("g"), gates.get("beta"))]
+        before = None if state is None else contiguous(state, dtype)
+        work = rows * heads * width * key_width
+        self.core.run(
+            0, rows * heads, threads_for(work), rows, 1, 0, self.corrects, key_heads, heads, key_width, width, 1, unit,
+            dtype is torch.float64, scale,
+            *strided_token(tensors[0]), *strided_token(tensors[1]), *strided_token(tensors[2]),
+            *strided_token(tensors[3]), *strided_token(tensors[4]), address(before), out.data_ptr(),
+            final.data_ptr(), *_NO_GRADIENTS,
+        )  # fmt: skip
+        return out, final
+
+    def backward(
+        self, inputs: Sequence[Any], options: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[bool]
+    ) -> list[Tensor]:
+        """Return the gradients of those inputs that need one."""
+        q, k, v = inputs[:3]
+        cu_seqlens, dtype = options[0], compute_dtype(v.dtype)
+        rows = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        make = v.new_empty if cu_seqlens is None else v.new_zeros
+        shared = v.shape[2] != k.shape[2]
+        wide = dtype if shared else v.dtype
+        keys = (*v.shape[:3], q.shape[3])
+        found: list[Tensor | None] = [make(keys, dtype=wide) if need else None for need in needs[:2]]
+        found.append(make(v.shape) if needs[2] else None)
+        found += [make(v.shape[:3], dtype=dtype) if need else None for need in needs[3:-1]]
+        found.append(v.new_empty((rows, v.shape[2], q.shape[3], v.shape[3]), dtype=dtype) if needs[-1] else None)
+        head, keep = self._head(inputs, options, rows)
+        slope = v.new_zeros(()).expand(v.shape) if grads[0] is None else resolved(grads[0])
+        end = None if grads[1] is None else contiguous(grads[1], dtype)
+        by_gate = dict(zip(self.gates, found[3:-1], strict=True))
+        self.core.run(
+            1, *head, 0, 0, *strided(slope), address(end), *map(address, found[:3]),
+            *(address(by_gate.get(name)) for name in ("g", "beta")), address(found[-1]), ELEMENTS[wide],
+        )  # fmt: skip
+        del keep
+        if shared:
+            found[:2] = [None if x is None else x.unflatten(2, (k.shape[2], -1)).sum(3) for x in found[:2]]
+        return [
+            x if x.dtype == given.dtype else x.to(given.dtype)
+            for x, given in zip(found, inputs, strict=True)
+            if x is not None
+        ]
+
+    def _head(self, inputs: Sequence[Any], options: Sequence[Any], rows: int) -> tuple[tuple[Any, ...], Any]:
+        """Return the call's fields up to the state, and what must live until it is over."""
+        q, k, v, *gates, state = inputs
+        cu_seqlens, scale, unit, chunk = options[:4]
+        dtype = compute_dtype(v.dtype)
+        named = dict(zip(self.gates, gates, strict=True))
+        tensors = [None if x is None else resolved(x) for x in (q, k, v, named.get("g"), named.get("beta"))]
+        bounds = None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
+        state = None if state is None else contiguous(state, dtype)
+        head = (
+            rows * v.shape[2], threads_for(v.numel() * k.shape[3]), rows, v.shape[1], address(bounds), self.corrects,
+            k.shape[2], v.shape[2], k.shape[3], v.shape[3], min(chunk, CHUNK), unit, dtype == torch.float64, scale,
+            *(field for x in tensors for field in strided(x)), address(state),
+        )  # fmt: skip
+        return head, (tensors, bounds, state)
