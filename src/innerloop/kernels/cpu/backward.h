@@ -50,14 +50,12 @@ static void replay(Backward<T>& x, const Frame<T>& f) {
     T* update = x.updates + i * f.C * f.step_v;
     read_tokens(x.chunk, f, begin, size, false);
     read_values(f, begin, size, update);
-    ask_ahead(f.call.k, f, begin + size, f.key_head(), f.K);
     if (f.call.corrects) {
       fill_coefficients(x.chunk, f, size, false);
       if (start)
         product<T>({x.chunk.keys(f, size), f.step_k}, size, {start, f.step_v}, f.wide_v, f.K, {x.chunk.read, f.step_v});
       correct<T>(x.chunk, f, size, update, start ? x.chunk.read : nullptr);
     }
-    ask_ahead(f.call.v, f, begin + size, f.head, f.V);
     if (i + 1 < chunks) remember<T>(x.chunk, f, size, update, x.faded, start, x.states + (i + 1) * matrix);
   }
 }
@@ -230,13 +228,9 @@ static void backward_chunk(Backward<T>& x, const Frame<T>& f, int64_t i, bool pu
   for (int64_t t = 0; t < size; ++t) x.by_total[t] = x.by_rate[t] = 0;
   read_tokens(x.chunk, f, begin, size, true);
   if (f.call.corrects) read_values(f, begin, size, x.value);
-  ask_ahead(f.call.q, f, begin - f.C, f.key_head(), f.K);
   fill_coefficients(x.chunk, f, size, true);
-  ask_ahead(f.call.k, f, begin - f.C, f.key_head(), f.K);
   pull_back_writes(x, f, begin, size, pulled);
-  ask_ahead(f.call.grad_out, f, begin - f.C, f.head, f.V);
   pull_back_coefficients(x, f, size, update);
-  if (f.call.corrects) ask_ahead(f.call.v, f, begin - f.C, f.head, f.V);
   pull_back_keys(x, f, size, update, start, pulled);
   pull_back_gates(x, f, begin, size, start, pulled);
   if (i > 0 || f.call.grad_state) pull_back_state(x, f, size, pulled);
@@ -245,7 +239,7 @@ static void backward_chunk(Backward<T>& x, const Frame<T>& f, int64_t i, bool pu
 
 template <class T>
 static void backward(const ScalarCall& call, int64_t job, char* scratch) {
-  const Frame<T> f(call, job);
+  const Frame<T> f(call, job / call.heads, job % call.heads);
   Arena arena{scratch};
   Backward<T> x(arena, f, f.chunks());
   bool pulled = call.grad_final;
@@ -260,7 +254,7 @@ static void backward(const ScalarCall& call, int64_t job, char* scratch) {
 
 template <class T>
 static int64_t backward_scratch(const ScalarCall& call) {
-  Frame<T> f(call, 0);
+  Frame<T> f(call, 0, 0);
   int64_t longest = call.header.bounds ? 0 : call.header.length;
   for (int64_t n = 0; call.header.bounds && n < call.header.sequences; ++n) {
     const int64_t length = call.header.bounds[n + 1] - call.header.bounds[n];

@@ -26,6 +26,7 @@ struct ScalarCall {
   Header header;
   int64_t corrects;  // 0: the pair is added; 1: the delta rule; 2: the delta rule at the rate of the proximal step
   int64_t key_heads, heads, key_width, width;
+  int64_t together;  // heads of one sequence that a job takes
   int64_t chunk, unit;
   int64_t wide;  // arithmetic and states are float64, not float32
   double scale;

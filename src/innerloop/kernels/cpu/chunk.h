@@ -17,11 +17,11 @@ struct Frame {
   int64_t step_k, step_v, step_c;  // from row to row
   int64_t sequence, head, begin, end, row;
 
-  Frame(const ScalarCall& c, int64_t job)
+  Frame(const ScalarCall& c, int64_t sequence_, int64_t head_)
       : call(c), K(c.key_width), V(c.width), C(smaller(c.chunk, c.header.length < 1 ? 1 : c.header.length)) {
     wide_k = padded<T>(K), wide_v = padded<T>(V), wide_c = padded<T>(C);
     step_k = spread<T>(K), step_v = spread<T>(V), step_c = spread<T>(C);
-    sequence = job / c.heads, head = job % c.heads;
+    sequence = sequence_, head = head_;
     begin = c.header.bounds ? c.header.bounds[sequence] : 0;
     end = c.header.bounds ? c.header.bounds[sequence + 1] : c.header.length;
     row = c.header.bounds ? 0 : sequence;
@@ -32,6 +32,19 @@ struct Frame {
   // Of [B, T, G] outputs.
   int64_t place(int64_t token) const { return (row * call.header.length + token) * call.heads + head; }
   int64_t at(const Strided& x, int64_t token, int64_t of) const { return row * x.row + token * x.token + of * x.head; }
+};
+
+constexpr int64_t kTogether = 4;  // heads of a job at most
+
+// The heads of a job.
+struct Share {
+  int64_t sequence, head, heads;
+
+  Share(const ScalarCall& c, int64_t job) {
+    const int64_t shares = (c.heads + c.together - 1) / c.together;
+    sequence = job / shares, head = job % shares * c.together;
+    heads = smaller(c.together, c.heads - head);
+  }
 };
 
 // Hands out rows of a job's scratch; without memory it only counts.
@@ -124,19 +137,6 @@ static void read_decays(Chunk<T>& x, const Frame<T>& f, int64_t begin, int64_t s
     x.minus[t] = -x.carry[t] * (f.call.corrects ? x.rate[t] : T(1));
   }
   x.last = x.carry[size - 1];
-}
-
-// Ask for rows that the next chunk will read: they lie a page apart, where no prefetcher of the processor's follows.
-template <class T>
-static void ask_ahead(const Strided& x, const Frame<T>& f, int64_t begin, int64_t of, int64_t n) {
-  constexpr int64_t sizes[] = {4, 8, 2, 2};
-  const int64_t size = sizes[x.element];
-  if (!x.data || x.column != 1) return;
-  const int64_t from = begin < f.begin ? f.begin : begin, to = smaller(f.end, begin + f.C);
-  for (int64_t t = from; t < to; ++t) {
-    const char* row = static_cast<const char*>(x.data) + f.at(x, t, of) * size;
-    for (int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(row + i, 0, 3);
-  }
 }
 
 // Read q and k of a token, made unit length where the call says so; t is its place in the chunk.

@@ -14,7 +14,7 @@ struct Forward {
   Forward(Arena& arena, const Frame<T>& f) {
     chunk.take(arena, f);
     update = arena.take<T>(f.C * f.step_v), faded = arena.take<T>(f.C * f.step_v);
-    state = arena.take<T>(f.K * f.step_v);
+    state = nullptr;
   }
 };
 
@@ -24,13 +24,10 @@ static void forward_chunk(Forward<T>& x, const Frame<T>& f, int64_t begin, int64
   Chunk<T>& chunk = x.chunk;
   read_tokens(chunk, f, begin, size, true);
   read_values(f, begin, size, x.update);
-  ask_ahead(f.call.q, f, begin + size, f.key_head(), f.K);
   fill_coefficients(chunk, f, size, true);
-  ask_ahead(f.call.k, f, begin + size, f.key_head(), f.K);
   const int64_t asked = f.call.corrects ? 2 * size : size;
   T* read = chunk.read;
   if (!empty) product<T>({chunk.qk, f.step_k}, asked, {x.state, f.step_v}, f.wide_v, f.K, {read, f.step_v});
-  ask_ahead(f.call.v, f, begin + size, f.head, f.V);
   correct<T>(chunk, f, size, x.update, empty ? nullptr : read + size * f.step_v);
   const Into<T> into{read, f.step_v, empty ? nullptr : read, empty ? nullptr : chunk.scaled_carry, 1, nullptr};
   product<T>({chunk.scores, f.step_c}, size, {x.update, f.step_v}, f.wide_v, size, into, Part::lower_left);
@@ -39,27 +36,38 @@ static void forward_chunk(Forward<T>& x, const Frame<T>& f, int64_t begin, int64
   if (!last || f.call.final) remember<T>(chunk, f, size, x.update, x.faded, empty ? nullptr : x.state, x.state);
 }
 
+// Heads go side by side from chunk to chunk: what lies together in memory is read together.
 template <class T>
 static void forward(const ScalarCall& call, int64_t job, char* scratch) {
-  const Frame<T> f(call, job);
   Arena arena{scratch};
-  Forward<T> x(arena, f);
-  if (f.end - f.begin == 1) return token(x.chunk, f);
-  bool empty = !call.state;
-  if (call.state) read_state(f, call.state, x.state);
-  for (int64_t begin = f.begin; begin < f.end; begin += f.C) {
-    const int64_t size = smaller(f.C, f.end - begin);
-    forward_chunk(x, f, begin, size, empty, begin + size == f.end);
-    empty = false;
+  Forward<T> x(arena, Frame<T>(call, 0, 0));
+  const Share share(call, job);
+  T* states[kTogether];
+  for (int64_t i = 0; i < share.heads; ++i) {
+    const Frame<T> f(call, share.sequence, share.head + i);
+    if (f.end - f.begin == 1) token(x.chunk, f);
+    states[i] = arena.take<T>(f.K * f.step_v);
+    if (call.state) read_state(f, call.state, states[i]);
   }
-  if (call.final) write_state(f, empty ? nullptr : x.state, call.final);
+  const Frame<T> any(call, share.sequence, share.head);
+  if (any.end - any.begin == 1) return;
+  for (int64_t begin = any.begin; begin < any.end; begin += any.C)
+    for (int64_t i = 0; i < share.heads; ++i) {
+      const Frame<T> f(call, share.sequence, share.head + i);
+      const int64_t size = smaller(f.C, f.end - begin);
+      x.state = states[i];
+      forward_chunk(x, f, begin, size, begin == f.begin && !call.state, begin + size == f.end);
+    }
+  for (int64_t i = 0; i < share.heads && call.final; ++i)
+    write_state(Frame<T>(call, share.sequence, share.head + i), any.begin == any.end && !call.state ? nullptr : states[i], call.final);
 }
 
 template <class T>
 static int64_t forward_scratch(const ScalarCall& call) {
-  const Frame<T> f(call, 0);
+  const Frame<T> f(call, 0, 0);
   Arena arena{nullptr};
   Forward<T> x(arena, f);
+  for (int64_t i = 0; i < kTogether; ++i) arena.take<T>(f.K * f.step_v);
   return arena.used;
 }
 

@@ -27,6 +27,8 @@ _NO_GRADIENTS = (*ABSENT, *(0,) * 8)
 
 CHUNK = 32
 """Tokens a chunk, unless fewer were asked for: what fits beside the memory in a core's cache."""
+TOGETHER = 4
+"""Heads that a job takes at most, side by side: what lies together in memory is read together."""
 
 
 class Scalar(Native):
@@ -37,7 +39,7 @@ class Scalar(Native):
         gates: Which gates it takes, of ``g`` and ``beta``, in order.
     """
 
-    core = Core(0, f"8q d {5 * TENSOR} 3q {TENSOR} 8q")
+    core = Core(0, f"9q d {5 * TENSOR} 3q {TENSOR} 8q")
 
     def __init__(self, corrects: int, gates: tuple[str, ...]) -> None:
         """Say which family it is."""
@@ -53,7 +55,7 @@ class Scalar(Native):
         out = v.new_empty(shape) if cu_seqlens is None else v.new_zeros(shape)
         rows = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         final = v.new_empty((rows, v.shape[2], q.shape[3], v.shape[3]), dtype=dtype)
-        head, keep = self._head(inputs, options, rows)
+        head, keep = self._head(inputs, options, rows, True)
         self.core.run(0, *head, out.data_ptr(), final.data_ptr(), *_NO_GRADIENTS)
         del keep
         return out, final
@@ -71,7 +73,7 @@ class Scalar(Native):
         before = None if state is None else contiguous(state, dtype)
         work = rows * heads * width * key_width
         self.core.run(
-            0, rows * heads, threads_for(work), rows, 1, 0, self.corrects, key_heads, heads, key_width, width, 1, unit,
+            0, rows * heads, threads_for(work), rows, 1, 0, self.corrects, key_heads, heads, key_width, width, 1, 1, unit,
             dtype is torch.float64, scale,
             *strided_token(tensors[0]), *strided_token(tensors[1]), *strided_token(tensors[2]),
             *strided_token(tensors[3]), *strided_token(tensors[4]), address(before), out.data_ptr(),
@@ -94,7 +96,7 @@ class Scalar(Native):
         found.append(make(v.shape) if needs[2] else None)
         found += [make(v.shape[:3], dtype=dtype) if need else None for need in needs[3:-1]]
         found.append(v.new_empty((rows, v.shape[2], q.shape[3], v.shape[3]), dtype=dtype) if needs[-1] else None)
-        head, keep = self._head(inputs, options, rows)
+        head, keep = self._head(inputs, options, rows, False)
         slope = v.new_zeros(()).expand(v.shape) if grads[0] is None else resolved(grads[0])
         end = None if grads[1] is None else contiguous(grads[1], dtype)
         by_gate = dict(zip(self.gates, found[3:-1], strict=True))
@@ -111,7 +113,7 @@ class Scalar(Native):
             if x is not None
         ]
 
-    def _head(self, inputs: Sequence[Any], options: Sequence[Any], rows: int) -> tuple[tuple[Any, ...], Any]:
+    def _head(self, inputs: Sequence[Any], options: Sequence[Any], rows: int, values: bool) -> tuple[tuple[Any, ...], Any]:
         """Return the call's fields up to the state, and what must live until it is over."""
         q, k, v, *gates, state = inputs
         cu_seqlens, scale, unit, chunk = options[:4]
@@ -120,9 +122,11 @@ class Scalar(Native):
         tensors = [None if x is None else resolved(x) for x in (q, k, v, named.get("g"), named.get("beta"))]
         bounds = None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
         state = None if state is None else contiguous(state, dtype)
+        threads = threads_for(v.numel() * k.shape[3])
+        together = max(1, min(TOGETHER, rows * v.shape[2] // (2 * threads))) if values else 1
         head = (
-            rows * v.shape[2], threads_for(v.numel() * k.shape[3]), rows, v.shape[1], address(bounds), self.corrects,
-            k.shape[2], v.shape[2], k.shape[3], v.shape[3], min(chunk, CHUNK), unit, dtype == torch.float64, scale,
+            rows * -(-v.shape[2] // together), threads, rows, v.shape[1], address(bounds), self.corrects,
+            k.shape[2], v.shape[2], k.shape[3], v.shape[3], together, min(chunk, CHUNK), unit, dtype == torch.float64, scale,
             *(field for x in tensors for field in strided(x)), address(state),
         )  # fmt: skip
         return head, (tensors, bounds, state)
