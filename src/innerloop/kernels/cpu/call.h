@@ -32,6 +32,7 @@ struct ScalarCall {
   double scale;
   Strided q, k, v, g, beta;
   const void* state;  // [N, G, K, V], or absent for zeros
+  void* trail;        // memories and writes of every chunk, from the values to the gradients; absent: computed again
   void* out;          // [B, T, G, V] in v's element
   void* final;        // [N, G, K, V]
   Strided grad_out;
@@ -44,6 +45,7 @@ struct ScalarCall {
 };
 
 // What the library can compute. `way` is 0 for values and 1 for gradients; a job's scratch is aligned to 64 bytes.
+// `scratch` of way 2 is the size of the trail.
 struct Core {
   int64_t call_size;
   int64_t (*scratch)(const void* call, int64_t way);

@@ -60,6 +60,30 @@ struct Arena {
   }
 };
 
+// The memory at every chunk's start [K, V] and the chunk's writes [C, V], of one head.
+template <class T>
+struct Trail {
+  T* data = nullptr;
+  int64_t step = 0, matrix = 0;
+
+  T* state(int64_t i) const { return data + i * step; }
+  T* update(int64_t i) const { return data + i * step + matrix; }
+
+  static int64_t block(const Frame<T>& f) { return (f.K + f.C) * f.step_v; }
+  // Of the call's trail, where the heads of a chunk lie side by side; packed sequences begin a chunk of their own.
+  static Trail of_call(const Frame<T>& f) {
+    const Header& h = f.call.header;
+    const int64_t before = h.bounds ? (f.begin - h.bounds[0]) / f.C + f.sequence : f.sequence * f.chunks();
+    T* data = static_cast<T*>(f.call.trail) + (before * f.call.heads + f.head) * block(f);
+    return {data, f.call.heads * block(f), f.K * f.step_v};
+  }
+  static int64_t of_call_bytes(const Frame<T>& f) {
+    const Header& h = f.call.header;
+    const int64_t chunks = h.bounds ? h.length / f.C + h.sequences + 1 : h.sequences * f.chunks();
+    return chunks * f.call.heads * block(f) * int64_t(sizeof(T));
+  }
+};
+
 template <class T>
 struct Chunk {
   T *qk, *kt, *v;           // queries and under them keys [2C, K]; keys turned [K, C]; values [C, V]
@@ -236,11 +260,16 @@ static void read_state(const Frame<T>& f, const void* data, T* to) {
 }
 template <class T>
 static void write_state(const Frame<T>& f, const T* from, void* data) {
-  for (int64_t k = 0; k < f.K; ++k) {
-    T* to = static_cast<T*>(data) + f.matrix() + k * f.V;
-    if (from) std::memcpy(to, from + k * f.step_v, f.V * sizeof(T));
-    else std::memset(to, 0, f.V * sizeof(T));
-  }
+  for (int64_t k = 0; k < f.K; ++k)
+    std::memcpy(static_cast<T*>(data) + f.matrix() + k * f.V, from + k * f.step_v, f.V * sizeof(T));
+}
+// Of a sequence without tokens, from one side to the other; absent: zeros.
+template <class T>
+static void pass_state(const Frame<T>& f, const void* from, void* to) {
+  if (!to) return;
+  const int64_t size = f.K * f.V;
+  if (from) std::memcpy(static_cast<T*>(to) + f.matrix(), static_cast<const T*>(from) + f.matrix(), size * sizeof(T));
+  else std::memset(static_cast<T*>(to) + f.matrix(), 0, size * sizeof(T));
 }
 
 }  // namespace innerloop::INNERLOOP_ISA

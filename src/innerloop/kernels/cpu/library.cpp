@@ -9,6 +9,10 @@
 #include <immintrin.h>
 #endif
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "call.h"
 
 namespace innerloop {
@@ -21,6 +25,8 @@ INNERLOOP_DECLARE(plain)
 INNERLOOP_DECLARE(avx2)
 INNERLOOP_DECLARE(avx512)
 #endif
+
+constexpr int64_t kPage = int64_t(2) << 20;
 
 struct Choice {
   const char* name;
@@ -64,7 +70,16 @@ class FlushToZero {
 #endif
 };
 
-// A thread keeps its memory: fresh pages cost more than what is done with them. Very much of it is given back.
+// Fresh pages of 4 KB cost more than what is done with them; large ones are handed out five hundred times as fast.
+static void want_large_pages(void* data, int64_t size) {
+#ifdef __linux__
+  const uintptr_t page = kPage, from = (uintptr_t(data) + page - 1) / page * page, to = (uintptr_t(data) + size) / page * page;
+  if (to > from) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
+#endif
+  (void)data, (void)size;
+}
+
+// A thread keeps its memory from call to call, unless it is very much.
 class Memory {
   char* data = nullptr;
   int64_t size = 0;
@@ -75,9 +90,10 @@ class Memory {
   char* get(int64_t wanted) {
     if (wanted > size) {
       std::free(data);
-      size = (wanted + 4095) / 4096 * 4096;
-      data = static_cast<char*>(std::aligned_alloc(64, size));
+      size = (wanted + kPage - 1) / kPage * kPage;
+      data = static_cast<char*>(std::aligned_alloc(kPage, size));
       if (!data) size = 0;
+      want_large_pages(data, size);
     }
     return data;
   }
@@ -124,6 +140,13 @@ extern "C" {
 __attribute__((visibility("default"))) int64_t innerloop_run(int64_t core, const void* call, int64_t way) {
   const int64_t wrong = innerloop::checked(*static_cast<const innerloop::Header*>(call));
   return wrong ? wrong : innerloop::run(innerloop::chosen.cores[core], call, way);
+}
+__attribute__((visibility("default"))) int64_t innerloop_scratch(int64_t core, const void* call, int64_t way) {
+  return innerloop::chosen.cores[core].scratch(call, way);
+}
+// Ask for large pages where [data, data + size) is touched for the first time.
+__attribute__((visibility("default"))) void innerloop_large_pages(void* data, int64_t size) {
+  innerloop::want_large_pages(data, size);
 }
 __attribute__((visibility("default"))) const char* innerloop_isa() { return innerloop::chosen.name; }
 // 0 for a core that this library does not have.

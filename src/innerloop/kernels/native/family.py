@@ -24,14 +24,21 @@ class Native(ABC):
         self.present = self.core.present
 
     @abstractmethod
-    def forward(self, inputs: Sequence[Any], options: Sequence[Any]) -> tuple[Tensor, ...]:
-        """Return ``o`` and the states after the last token."""
+    def forward(
+        self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
+    ) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return ``o`` and the states after the last token, and what it leaves for ``backward``, if that is wanted."""
 
     @abstractmethod
     def backward(
-        self, inputs: Sequence[Any], options: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[bool]
+        self,
+        inputs: Sequence[Any],
+        options: Sequence[Any],
+        grads: Sequence[Tensor | None],
+        needs: Sequence[bool],
+        left: Tensor | None = None,
     ) -> list[Tensor]:
-        """Return the gradients of those inputs that need one."""
+        """Return the gradients of those inputs that need one; with what ``forward`` left, nothing is computed twice."""
 
     @abstractmethod
     def token(

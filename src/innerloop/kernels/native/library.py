@@ -22,6 +22,7 @@ HEADER = "5q"
 TENSOR = "6q"
 """What ``strided`` returns."""
 ABSENT = (0,) * 6
+_LARGE = 4 << 20
 _ONE_THREAD = 1 << 19
 """Multiplications below which a second thread costs more than it brings."""
 
@@ -40,6 +41,9 @@ def _open() -> tuple[Any, str]:
     library.innerloop_call_size.restype = ctypes.c_int64
     library.innerloop_run.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
     library.innerloop_run.restype = ctypes.c_int64
+    library.innerloop_scratch.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
+    library.innerloop_scratch.restype = ctypes.c_int64
+    library.innerloop_large_pages.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     library.innerloop_isa.restype = ctypes.c_char_p
     return library, ""
 
@@ -71,6 +75,11 @@ class Core:
         if failed:
             raise MemoryError("no memory for a kernel's scratch")
 
+    def trail(self, *fields: float) -> Tensor:
+        """Return memory for what the values of such a call leave for its gradients."""
+        size = _LIBRARY.innerloop_scratch(self._number, self._layout.pack(*fields), 2)
+        return large_pages(torch.empty(size, dtype=torch.uint8))
+
 
 def _report(why: str) -> None:
     global _MISSING
@@ -85,6 +94,13 @@ def missing() -> str:
 def instruction_set() -> str:
     """Return the instruction set that the kernels use here, or an empty string."""
     return "" if _LIBRARY is None else _LIBRARY.innerloop_isa().decode()
+
+
+def large_pages(x: Tensor) -> Tensor:
+    """Return a new tensor, its memory in large pages if it is large: many small ones cost more than what fills them."""
+    if x.nbytes >= _LARGE:
+        _LIBRARY.innerloop_large_pages(x.data_ptr(), x.nbytes)
+    return x
 
 
 def threads_for(work: int) -> int:

@@ -16,6 +16,7 @@ from innerloop.kernels.native.library import (
     Core,
     address,
     contiguous,
+    large_pages,
     resolved,
     strided,
     strided_token,
@@ -27,6 +28,8 @@ _NO_GRADIENTS = (*ABSENT, *(0,) * 8)
 
 CHUNK = 32
 """Tokens a chunk, unless fewer were asked for: what fits beside the memory in a core's cache."""
+_LONG = 2048
+"""Tokens beyond which a call with gradients takes chunks twice as large: half as many memories to keep."""
 TOGETHER = 4
 """Heads that a job takes at most, side by side: what lies together in memory is read together."""
 
@@ -39,26 +42,33 @@ class Scalar(Native):
         gates: Which gates it takes, of ``g`` and ``beta``, in order.
     """
 
-    core = Core(0, f"9q d {5 * TENSOR} 3q {TENSOR} 8q")
+    core = Core(0, f"9q d {5 * TENSOR} 4q {TENSOR} 8q")
 
     def __init__(self, corrects: int, gates: tuple[str, ...]) -> None:
         """Say which family it is."""
         super().__init__(gates)
         self.corrects = corrects
 
-    def forward(self, inputs: Sequence[Any], options: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        """Return ``o`` and the memory after the last token."""
+    def forward(
+        self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
+    ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """Return ``o`` and the memory after the last token, and the trail of memories if that is wanted."""
         q, _, v = inputs[:3]
         cu_seqlens, dtype = options[0], compute_dtype(v.dtype)
         shape = (*v.shape[:2], v.shape[2], v.shape[3])
         # Nobody writes what lies outside of packed sequences.
-        out = v.new_empty(shape) if cu_seqlens is None else v.new_zeros(shape)
+        out = large_pages(v.new_empty(shape)) if cu_seqlens is None else v.new_zeros(shape)
         rows = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         final = v.new_empty((rows, v.shape[2], q.shape[3], v.shape[3]), dtype=dtype)
-        head, keep = self._head(inputs, options, rows, True)
-        self.core.run(0, *head, out.data_ptr(), final.data_ptr(), *_NO_GRADIENTS)
+        size = _chunk(options, v.shape[1], leave)
+        head, keep = self._head(inputs, options, rows, size)
+        # Of one chunk there is nothing that would not be had as soon.
+        trail = None
+        if leave and v.shape[1] > size:
+            trail = self.core.trail(*head, 0, 0, 0, *_NO_GRADIENTS)
+        self.core.run(0, *head, address(trail), out.data_ptr(), final.data_ptr(), *_NO_GRADIENTS)
         del keep
-        return out, final
+        return (out, final), trail
 
     def token(
         self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], state: Tensor | None, scale: float, unit: bool
@@ -73,18 +83,23 @@ class Scalar(Native):
         before = None if state is None else contiguous(state, dtype)
         work = rows * heads * width * key_width
         self.core.run(
-            0, rows * heads, threads_for(work), rows, 1, 0, self.corrects, key_heads, heads, key_width, width, 1, 1, unit,
-            dtype is torch.float64, scale,
+            0, rows * heads, threads_for(work), rows, 1, 0, self.corrects, key_heads, heads, key_width, width, 1, 1,
+            unit, dtype is torch.float64, scale,
             *strided_token(tensors[0]), *strided_token(tensors[1]), *strided_token(tensors[2]),
-            *strided_token(tensors[3]), *strided_token(tensors[4]), address(before), out.data_ptr(),
+            *strided_token(tensors[3]), *strided_token(tensors[4]), address(before), 0, out.data_ptr(),
             final.data_ptr(), *_NO_GRADIENTS,
         )  # fmt: skip
         return out, final
 
     def backward(
-        self, inputs: Sequence[Any], options: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[bool]
+        self,
+        inputs: Sequence[Any],
+        options: Sequence[Any],
+        grads: Sequence[Tensor | None],
+        needs: Sequence[bool],
+        left: Tensor | None = None,
     ) -> list[Tensor]:
-        """Return the gradients of those inputs that need one."""
+        """Return the gradients of those inputs that need one; without a trail its memories are computed again."""
         q, k, v = inputs[:3]
         cu_seqlens, dtype = options[0], compute_dtype(v.dtype)
         rows = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -92,16 +107,16 @@ class Scalar(Native):
         shared = v.shape[2] != k.shape[2]
         wide = dtype if shared else v.dtype
         keys = (*v.shape[:3], q.shape[3])
-        found: list[Tensor | None] = [make(keys, dtype=wide) if need else None for need in needs[:2]]
-        found.append(make(v.shape) if needs[2] else None)
+        found: list[Tensor | None] = [large_pages(make(keys, dtype=wide)) if need else None for need in needs[:2]]
+        found.append(large_pages(make(v.shape)) if needs[2] else None)
         found += [make(v.shape[:3], dtype=dtype) if need else None for need in needs[3:-1]]
         found.append(v.new_empty((rows, v.shape[2], q.shape[3], v.shape[3]), dtype=dtype) if needs[-1] else None)
-        head, keep = self._head(inputs, options, rows, False)
+        head, keep = self._head(inputs, options, rows, _chunk(options, v.shape[1], True))
         slope = v.new_zeros(()).expand(v.shape) if grads[0] is None else resolved(grads[0])
         end = None if grads[1] is None else contiguous(grads[1], dtype)
         by_gate = dict(zip(self.gates, found[3:-1], strict=True))
         self.core.run(
-            1, *head, 0, 0, *strided(slope), address(end), *map(address, found[:3]),
+            1, *head, address(left), 0, 0, *strided(slope), address(end), *map(address, found[:3]),
             *(address(by_gate.get(name)) for name in ("g", "beta")), address(found[-1]), ELEMENTS[wide],
         )  # fmt: skip
         del keep
@@ -113,20 +128,26 @@ class Scalar(Native):
             if x is not None
         ]
 
-    def _head(self, inputs: Sequence[Any], options: Sequence[Any], rows: int, values: bool) -> tuple[tuple[Any, ...], Any]:
+    def _head(
+        self, inputs: Sequence[Any], options: Sequence[Any], rows: int, size: int
+    ) -> tuple[tuple[Any, ...], Any]:
         """Return the call's fields up to the state, and what must live until it is over."""
         q, k, v, *gates, state = inputs
-        cu_seqlens, scale, unit, chunk = options[:4]
+        cu_seqlens, scale, unit = options[:3]
         dtype = compute_dtype(v.dtype)
         named = dict(zip(self.gates, gates, strict=True))
         tensors = [None if x is None else resolved(x) for x in (q, k, v, named.get("g"), named.get("beta"))]
         bounds = None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
         state = None if state is None else contiguous(state, dtype)
         threads = threads_for(v.numel() * k.shape[3])
-        together = max(1, min(TOGETHER, rows * v.shape[2] // (2 * threads))) if values else 1
+        together = max(1, min(TOGETHER, rows * v.shape[2] // (2 * threads)))
         head = (
             rows * -(-v.shape[2] // together), threads, rows, v.shape[1], address(bounds), self.corrects,
-            k.shape[2], v.shape[2], k.shape[3], v.shape[3], together, min(chunk, CHUNK), unit, dtype == torch.float64, scale,
+            k.shape[2], v.shape[2], k.shape[3], v.shape[3], together, size, unit, dtype == torch.float64, scale,
             *(field for x in tensors for field in strided(x)), address(state),
         )  # fmt: skip
         return head, (tensors, bounds, state)
+
+
+def _chunk(options: Sequence[Any], length: int, gradients: bool) -> int:
+    return min(options[3], 2 * CHUNK if gradients and length > _LONG else CHUNK)
