@@ -7,7 +7,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import _C, Tensor
 
-from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, choose_form, refusal, serves
+from innerloop.checks import (
+    Backend,
+    Form,
+    check_inputs,
+    check_options,
+    check_overwrite,
+    check_token,
+    choose_form,
+    refusal,
+    serves,
+)
 from innerloop.kernels.native.scalar import CHUNK
 from innerloop.kernels.operator import Options, is_plain
 from innerloop.kernels.portable import full_precision
@@ -76,19 +86,33 @@ def step(
     state: State,
     scale: float | None,
     use_qk_l2norm_in_kernel: bool,
+    overwrite_state: bool,
 ) -> tuple[Tensor, State]:
     """Check one token, write and read it; values are not looked at."""
     check_token(rule, q, k, v, gates, state)
+    if overwrite_state is not False and (overwrite_state is not True or state is not None):
+        check_overwrite(rule, (q, k, v, *gates.values()), state, overwrite_state)
     check_options(rule, constants, scale, l2norm=use_qk_l2norm_in_kernel)
     if scale is None:
         scale = rule.default_scale(q.shape[-1])
     gates = rule.complete(gates, v)
     if serves(rule, q, "auto", None):
-        return _native_step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
-    if _C._is_any_autocast_enabled():
+        args = (q, k, v, *gates.values(), state)
+        if rule.axes is Rule.axes and is_plain(args) and not (torch.is_grad_enabled() and _C._any_requires_grad(*args)):
+            return rule.family.native.token(  # pyright: ignore[reportOptionalMemberAccess]
+                q, k, v, gates, state, float(scale), use_qk_l2norm_in_kernel, overwrite_state
+            )
+        out, after = _long_step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
+    elif _C._is_any_autocast_enabled():
         with full_precision(q):
-            return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
-    return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
+            out, after = _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
+    else:
+        out, after = _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
+    if not overwrite_state or state is None:
+        return out, after
+    for old, new in zip(rule.state_tensors(state), rule.state_tensors(after), strict=True):
+        old.copy_(new)  # pyright: ignore[reportOptionalMemberAccess]
+    return out, state
 
 
 def _step(
@@ -111,7 +135,7 @@ def _step(
     return out if out.dtype == v.dtype else out.to(v.dtype), state
 
 
-def _native_step(
+def _long_step(
     rule: Rule,
     q: Tensor,
     k: Tensor,
@@ -122,9 +146,7 @@ def _native_step(
     scale: float,
     l2norm: bool,
 ) -> tuple[Tensor, State]:
-    args = (q, k, v, *gates.values(), state)
-    if rule.axes is Rule.axes and is_plain(args) and not (torch.is_grad_enabled() and _C._any_requires_grad(*args)):
-        return rule.family.native.token(q, k, v, gates, state, scale, l2norm)  # pyright: ignore[reportOptionalMemberAccess]
+    """Take a step as a sequence of one token: for derivatives, compilers, and rules with several writes a token."""
     gates = {name: x if x is None else x.unsqueeze(1) for name, x in gates.items()}
     options = Options(None, scale, l2norm, 1, constants)
     out, state = rule.chunk(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), state=state, options=options, **gates)

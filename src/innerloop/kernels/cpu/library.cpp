@@ -141,6 +141,17 @@ __attribute__((visibility("default"))) int64_t innerloop_run(int64_t core, const
   const int64_t wrong = innerloop::checked(*static_cast<const innerloop::Header*>(call));
   return wrong ? wrong : innerloop::run(innerloop::chosen.cores[core], call, way);
 }
+// A call prepared before, with the addresses of this one: core, way, size of the call, number of addresses, where each
+// goes, then the call itself, all counted in eight bytes.
+__attribute__((visibility("default"))) int64_t innerloop_again(const int64_t* plan, const int64_t* addresses) {
+  constexpr int64_t kMost = 256;
+  const int64_t size = plan[2], count = plan[3], *places = plan + 4, *call = places + count;
+  int64_t filled[kMost];
+  if (size > kMost) return 3;
+  std::memcpy(filled, call, size * sizeof(int64_t));
+  for (int64_t i = 0; i < count; ++i) filled[places[i]] = addresses[i];
+  return innerloop_run(plan[0], filled, plan[1]);
+}
 __attribute__((visibility("default"))) int64_t innerloop_scratch(int64_t core, const void* call, int64_t way) {
   return innerloop::chosen.cores[core].scratch(call, way);
 }

@@ -42,6 +42,17 @@ class Native(ABC):
 
     @abstractmethod
     def token(
-        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], state: State, scale: float, unit: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: dict[str, Any],
+        state: State,
+        scale: float,
+        unit: bool,
+        overwrite: bool,
     ) -> tuple[Tensor, State]:
-        """Return what one token ``[B, G, .]`` reads, and the state after it; no gradient is recorded."""
+        """Return what one token ``[B, G, .]`` reads, and the state after it, in the memory of the one before it or not.
+
+        No gradient is recorded. A state to be overwritten is contiguous and in the precision of arithmetic.
+        """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ def _open() -> tuple[Any, str]:
     library.innerloop_call_size.restype = ctypes.c_int64
     library.innerloop_run.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
     library.innerloop_run.restype = ctypes.c_int64
+    library.innerloop_again.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+    library.innerloop_again.restype = ctypes.c_int64
     library.innerloop_scratch.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
     library.innerloop_scratch.restype = ctypes.c_int64
     library.innerloop_large_pages.argtypes = (ctypes.c_void_p, ctypes.c_int64)
@@ -49,6 +52,9 @@ def _open() -> tuple[Any, str]:
 
 
 _LIBRARY, _MISSING = _open()
+
+
+Plan = Callable[..., None]
 
 
 class Core:
@@ -74,6 +80,18 @@ class Core:
             raise ValueError("cu_seqlens must rise from at least 0 to at most T")
         if failed:
             raise MemoryError("no memory for a kernel's scratch")
+
+    def plan(self, way: int, places: Sequence[int], *fields: float) -> Plan:
+        """Return a function that runs this call again with other addresses, in the fields counted by ``places``."""
+        call = self._layout.pack(*fields)
+        head = struct.pack(f"={4 + len(places)}q", self._number, way, len(call) // 8, len(places), *places)
+        plan, pack = head + call, struct.Struct(f"={len(places)}q").pack
+
+        def again(*addresses: int) -> None:
+            if _LIBRARY.innerloop_again(plan, pack(*addresses)):
+                raise MemoryError("no memory for a kernel's scratch")
+
+        return again
 
     def trail(self, *fields: float) -> Tensor:
         """Return memory for what the values of such a call leave for its gradients."""

@@ -14,6 +14,7 @@ from innerloop.kernels.native.library import (
     ELEMENTS,
     TENSOR,
     Core,
+    Plan,
     address,
     contiguous,
     large_pages,
@@ -25,6 +26,10 @@ from innerloop.kernels.native.library import (
 from innerloop.shapes import compute_dtype
 
 _NO_GRADIENTS = (*ABSENT, *(0,) * 8)
+_FIRST = 5 + 9 + 1
+"""Where q's address stands in a call, and every six fields on k's, v's and the gates'."""
+_STATE = _FIRST + 5 * 6
+"""Where the state's stands; the trail, the output and the final state follow."""
 
 CHUNK = 32
 """Tokens a chunk, unless fewer were asked for: what fits beside the memory in a core's cache."""
@@ -48,6 +53,7 @@ class Scalar(Native):
         """Say which family it is."""
         super().__init__(gates)
         self.corrects = corrects
+        self._last: tuple[Any, Plan] = None, _no_plan
 
     def forward(
         self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
@@ -71,25 +77,53 @@ class Scalar(Native):
         return (out, final), trail
 
     def token(
-        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], state: Tensor | None, scale: float, unit: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: dict[str, Any],
+        state: Tensor | None,
+        scale: float,
+        unit: bool,
+        overwrite: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return what one token ``[B, G, .]`` reads, and the memory after it; no gradient is recorded."""
+        tensors = [q, k, v]
+        for gate in self.gates:
+            x = gates.get(gate)
+            if x is not None:
+                tensors.append(x)
+        key = [scale, unit, k.shape, v.shape, torch.get_num_threads(), *[(x.dtype, x.stride()) for x in tensors]]
+        known, plan = self._last
+        if key != known:
+            plan = self._plan_token(q, k, v, gates.get("g"), gates.get("beta"), scale, unit)
+            self._last = key, plan  # in one go: other threads read it
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        if state is None:
+            dtype = compute_dtype(v.dtype)
+            before, final = 0, torch.empty((*v.shape[:2], k.shape[2], v.shape[2]), dtype=dtype)
+        else:
+            if not overwrite:
+                state = contiguous(state, compute_dtype(v.dtype))
+            before, final = state.data_ptr(), state if overwrite else torch.empty_like(state)
+        held = [x.resolve_neg() if x.is_neg() else x for x in tensors]
+        plan(*[x.data_ptr() for x in held], before, out.data_ptr(), final.data_ptr())
+        return out, final
+
+    def _plan_token(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, scale: float, unit: bool
+    ) -> Plan:
         rows, heads, width = v.shape
         _, key_heads, key_width = k.shape
-        dtype = compute_dtype(v.dtype)
-        out = torch.empty((rows, heads, width), dtype=v.dtype)
-        final = torch.empty((rows, heads, key_width, width), dtype=dtype)
-        tensors = [None if x is None else resolved(x) for x in (q, k, v, gates.get("g"), gates.get("beta"))]
-        before = None if state is None else contiguous(state, dtype)
-        work = rows * heads * width * key_width
-        self.core.run(
-            0, rows * heads, threads_for(work), rows, 1, 0, self.corrects, key_heads, heads, key_width, width, 1, 1,
-            unit, dtype is torch.float64, scale,
-            *strided_token(tensors[0]), *strided_token(tensors[1]), *strided_token(tensors[2]),
-            *strided_token(tensors[3]), *strided_token(tensors[4]), address(before), 0, out.data_ptr(),
-            final.data_ptr(), *_NO_GRADIENTS,
+        present = [x is not None for x in (q, k, v, g, beta)]
+        places = [_FIRST + 6 * i for i, x in enumerate(present) if x]
+        return self.core.plan(
+            0, (*places, _STATE, _STATE + 2, _STATE + 3),
+            rows * heads, threads_for(rows * heads * width * key_width), rows, 1, 0, self.corrects, key_heads, heads,
+            key_width, width, 1, 1, unit, v.dtype is torch.float64, scale,
+            *strided_token(q), *strided_token(k), *strided_token(v), *strided_token(g), *strided_token(beta),
+            0, 0, 0, 0, *_NO_GRADIENTS,
         )  # fmt: skip
-        return out, final
 
     def backward(
         self,
@@ -147,6 +181,10 @@ class Scalar(Native):
             *(field for x in tensors for field in strided(x)), address(state),
         )  # fmt: skip
         return head, (tensors, bounds, state)
+
+
+def _no_plan(*addresses: int) -> None:
+    raise AssertionError(addresses)
 
 
 def _chunk(options: Sequence[Any], length: int, gradients: bool) -> int:
