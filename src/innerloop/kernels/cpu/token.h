@@ -18,7 +18,8 @@ INNERLOOP_INLINE void ask(const T* state, int64_t rows, int64_t V, const T* k, c
       const Vec<T> x = splat(k[row]), y = splat(q[row]);
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j) {
-        const Vec<T> s = load(state + row * V + j * kLanes<T>);
+        Vec<T> s = load(state + row * V + j * kLanes<T>);
+        INNERLOOP_KEEP(s);  // else both products read it from memory
         a[j] += x * s;
         b[j] += y * s;
       }
@@ -43,20 +44,46 @@ static void ask_all(const Frame<T>& f, const T* state, const T* k, const T* q, T
   }
 }
 
-// after = p before + k u^T; no before: zeros. Both may be the same memory.
-template <class T>
-static void put(const Frame<T>& f, const T* before, T carry, const T* k, const T* update, T* after) {
-  for (int64_t row = 0; row < f.K; ++row) {
-    const T key = k[row];
-    T* to = after + row * f.V;
-    int64_t i = 0;
-    if (before) {
-      const T* from = before + row * f.V;
-      for (; i + kLanes<T> <= f.V; i += kLanes<T>) store(to + i, carry * load(from + i) + key * load(update + i));
-      for (; i < f.V; ++i) to[i] = carry * from[i] + key * update[i];
-    } else {
-      for (; i < f.V; ++i) to[i] = key * update[i];
+// after = p before + k u^T for some rows of N vectors of columns, or of one column for N = 0; both may be one memory.
+template <class T, int N>
+INNERLOOP_INLINE void put(const T* before, int64_t rows, int64_t V, T carry, const T* k, const T* update, T* after) {
+  if constexpr (N == 0) {
+    const T u = *update;
+    for (int64_t row = 0; row < rows; ++row) after[row * V] = carry * before[row * V] + k[row] * u;
+  } else {
+    const Vec<T> p = splat(carry);
+    Vec<T> u[N];
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) u[j] = load(update + j * kLanes<T>);
+    for (int64_t row = 0; row < rows; ++row) {
+      const Vec<T> x = splat(k[row]);
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) {
+        const int64_t at = row * V + j * kLanes<T>;
+        store(after + at, p * load(before + at) + x * u[j]);
+      }
     }
+  }
+}
+
+// No before: zeros.
+template <class T>
+static void put_all(const Frame<T>& f, const T* before, T carry, const T* k, const T* update, T* after) {
+  constexpr int64_t kSome = 16;
+  const int64_t V = f.V;
+  if (!before) {
+    for (int64_t row = 0; row < f.K; ++row)
+      for (int64_t i = 0; i < V; ++i) after[row * V + i] = k[row] * update[i];
+    return;
+  }
+  for (int64_t row = 0; row < f.K; row += kSome) {
+    const T* from = before + row * V;
+    T* to = after + row * V;
+    const int64_t rows = smaller(kSome, f.K - row);
+    int64_t i = 0;
+    for (; i + 4 * kLanes<T> <= V; i += 4 * kLanes<T>) put<T, 4>(from + i, rows, V, carry, k + row, update + i, to + i);
+    for (; i + kLanes<T> <= V; i += kLanes<T>) put<T, 1>(from + i, rows, V, carry, k + row, update + i, to + i);
+    for (; i < V; ++i) put<T, 0>(from + i, rows, V, carry, k + row, update + i, to + i);
   }
 }
 
@@ -73,11 +100,15 @@ static void token(Chunk<T>& x, const Frame<T>& f) {
   const T own = T(f.call.scale) * dot(q, k, f.wide_k);
   T *update = x.v, *found = x.read, *asked = x.read + f.step_v;
   if (before) ask_all(f, before, k, q, asked, found);
-  for (int64_t i = 0; i < f.V; ++i) {
-    if (f.call.corrects) update[i] = x.rate[0] * update[i] + (before ? x.minus[0] * asked[i] : T(0));
-    found[i] = (before ? x.scaled_carry[0] * found[i] : T(0)) + own * update[i];
+  const Vec<T> rate = splat(f.call.corrects ? x.rate[0] : T(1)), minus = splat(f.call.corrects ? x.minus[0] : T(0));
+  const Vec<T> past = splat(x.scaled_carry[0]);
+  for (int64_t i = 0; i < f.wide_v; i += kLanes<T>) {
+    Vec<T> u = load(update + i) * rate;
+    if (before) u += load(asked + i) * minus;
+    store(update + i, u);
+    store(found + i, before ? load(found + i) * past + u * own : u * own);
   }
-  if (after) put(f, before, x.carry[0], k, update, after);
+  if (after) put_all(f, before, x.carry[0], k, update, after);
   write_row(found, f.V, f.call.out, f.place(at) * f.V, f.call.v.element);
 }
 

@@ -119,7 +119,7 @@ class Scalar(Native):
         places = [_FIRST + 6 * i for i, x in enumerate(present) if x]
         return self.core.plan(
             0, (*places, _STATE, _STATE + 2, _STATE + 3),
-            rows * heads, threads_for(rows * heads * width * key_width), rows, 1, 0, self.corrects, key_heads, heads,
+            rows * heads, threads_for(4 * rows * heads * width * key_width), rows, 1, 0, self.corrects, key_heads, heads,
             key_width, width, 1, 1, unit, v.dtype is torch.float64, scale,
             *strided_token(q), *strided_token(k), *strided_token(v), *strided_token(g), *strided_token(beta),
             0, 0, 0, 0, *_NO_GRADIENTS,
