@@ -199,8 +199,9 @@ def test_an_overwritten_state_is_the_next_one(name, dtype):
 def test_a_state_that_cannot_be_overwritten_is_refused():
     q, k, v = torch.randn(3, 2, 3, 4).unbind(0)
     state = torch.zeros(2, 3, 4, 4)
-    wrong = [(state.double(), "contiguous state of torch.float32; got one of float64"),
-             (state.mT, "contiguous state"), (state.clone().requires_grad_(), "where a gradient is recorded")]  # fmt: skip
+    tracked = state.clone().requires_grad_()
+    wrong = ((state.double(), "contiguous state of torch.float32; got one of float64"), (state.mT, "contiguous state"),
+             (tracked, "where a gradient is recorded"))  # fmt: skip
     for given, words in wrong:
         with pytest.raises(ValueError, match=words):
             ops.step("linear_attention", q, k, v, state=given, overwrite_state=True)

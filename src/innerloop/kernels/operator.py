@@ -180,7 +180,7 @@ class Operator:
                 ctx.rest = args[inputs + 1 :]
                 ctx.set_materialize_grads(False)
                 left = None
-                native = operator._serving(args) if keyset is None else None
+                ctx.native = native = operator._serving(args) if keyset is None else None
                 if native is not None:
                     outputs, left = native.forward(args[:inputs], args[inputs:], leave=True)
                 elif keyset is None:
@@ -198,9 +198,9 @@ class Operator:
             def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # ruff: ignore[any-type] - the framework's own
                 needs = ctx.needs_input_grad[1 : inputs + 1]
                 saved, left = ctx.saved_tensors[: inputs + 1], ctx.saved_tensors[inputs + 1 :]
-                if left and operator.native is not None and not torch.is_grad_enabled():
+                if ctx.native is not None and not torch.is_grad_enabled():
                     options = (saved[-1], *ctx.rest)
-                    found = iter(operator.native.backward(saved[:-1], options, grads, needs, *left))
+                    found = iter(ctx.native.backward(saved[:-1], options, grads, needs, *left))
                 else:
                     found = iter(operator._backward(*saved, *ctx.rest, *grads, needs))
                 return (

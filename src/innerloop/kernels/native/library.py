@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ _LIBRARY, _MISSING = _open()
 
 
 Plan = Callable[..., None]
+Prepared = TypeVar("Prepared")
 
 
 class Core:
@@ -76,10 +77,8 @@ class Core:
     def run(self, way: int, *fields: float) -> None:
         """Compute values (``way`` 0) or gradients (1) into the memory that the fields name."""
         failed = _LIBRARY.innerloop_run(self._number, self._layout.pack(*fields), way)
-        if failed == 1:
-            raise ValueError("cu_seqlens must rise from at least 0 to at most T")
         if failed:
-            raise MemoryError("no memory for a kernel's scratch")
+            _refuse(failed)
 
     def plan(self, way: int, places: Sequence[int], *fields: float) -> Plan:
         """Return a function that runs this call again with other addresses, in the fields counted by ``places``."""
@@ -88,15 +87,43 @@ class Core:
         plan, pack = head + call, struct.Struct(f"={len(places)}q").pack
 
         def again(*addresses: int) -> None:
-            if _LIBRARY.innerloop_again(plan, pack(*addresses)):
-                raise MemoryError("no memory for a kernel's scratch")
+            failed = _LIBRARY.innerloop_again(plan, pack(*addresses))
+            if failed:
+                _refuse(failed)
 
         return again
 
-    def trail(self, *fields: float) -> Tensor:
-        """Return memory for what the values of such a call leave for its gradients."""
-        size = _LIBRARY.innerloop_scratch(self._number, self._layout.pack(*fields), 2)
-        return large_pages(torch.empty(size, dtype=torch.uint8))
+    def trail_size(self, *fields: float) -> int:
+        """Return how many bytes the values of such a call can leave for its gradients."""
+        return _LIBRARY.innerloop_scratch(self._number, self._layout.pack(*fields), 2)
+
+
+def _refuse(failed: int) -> None:
+    if failed == 1:
+        raise ValueError("cu_seqlens must rise from at least 0 to at most T")
+    raise MemoryError("no memory for a kernel's scratch")
+
+
+class Recent(Generic[Prepared]):
+    """What was prepared for the newest structures of calls; a loop asks for the same at every turn."""
+
+    _MOST = 64
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._found: list[tuple[object, Prepared]] = []
+
+    def get(self, key: object) -> Prepared | None:
+        """Return what was put in under an equal key, or None."""
+        for known, value in self._found:
+            if known == key:
+                return value
+        return None
+
+    def put(self, key: object, value: Prepared) -> Prepared:
+        """Keep a value and return it."""
+        self._found = [(key, value), *self._found[: self._MOST - 1]]  # a new list: other threads read the old one
+        return value
 
 
 def _report(why: str) -> None:
@@ -114,31 +141,44 @@ def instruction_set() -> str:
     return "" if _LIBRARY is None else _LIBRARY.innerloop_isa().decode()
 
 
-def large_pages(x: Tensor) -> Tensor:
-    """Return a new tensor, its memory in large pages if it is large: many small ones cost more than what fills them."""
-    if x.nbytes >= _LARGE:
-        _LIBRARY.innerloop_large_pages(x.data_ptr(), x.nbytes)
-    return x
-
-
 def threads_for(work: int) -> int:
     """Return how many threads so many multiplications deserve: torch's own number, or one."""
     return 1 if work < _ONE_THREAD else torch.get_num_threads()
 
 
-def resolved(x: Tensor) -> Tensor:
-    """Return ``x`` with its memory as it reads: no sign that is still to be applied."""
-    return x.resolve_neg() if x.is_neg() else x
+def resolved(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return tensors with their memory as it reads: no sign that is still to be applied."""
+    return [x.resolve_neg() if x is not None and x.is_neg() else x for x in tensors]
 
 
 def contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``x`` in one piece and in the precision of arithmetic."""
-    return (resolved(x) if x.dtype is dtype else resolved(x).to(dtype)).contiguous()
+    if x.is_neg():
+        x = x.resolve_neg()
+    return (x if x.dtype is dtype else x.to(dtype)).contiguous()
 
 
-def address(x: Tensor | None) -> int:
-    """Return where the memory of ``x`` begins, 0 for None."""
-    return 0 if x is None else x.data_ptr()
+def structure(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """Return what a packed call says of tensors beside their addresses."""
+    return [x if x is None else (x.shape, x.stride(), x.dtype) for x in tensors]
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> list[int]:
+    """Return where the memory of each tensor begins, 0 for None."""
+    return [0 if x is None else x.data_ptr() for x in tensors]
+
+
+def outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor of that shape without memory, for ``empty``."""
+    return torch.empty((), dtype=dtype).expand(tuple(shape))
+
+
+def empty(like: Tensor) -> Tensor:
+    """Return a new contiguous tensor, in large pages if it is large: small ones cost more than what fills them."""
+    new = torch.empty_like(like, memory_format=torch.contiguous_format)
+    if new.nbytes >= _LARGE:
+        _LIBRARY.innerloop_large_pages(new.data_ptr(), new.nbytes)
+    return new
 
 
 def strided(x: Tensor | None) -> tuple[int, ...]:
@@ -147,11 +187,3 @@ def strided(x: Tensor | None) -> tuple[int, ...]:
         return ABSENT
     strides = x.stride()
     return (x.data_ptr(), *strides, *(0,) * (4 - len(strides)), ELEMENTS[x.dtype])
-
-
-def strided_token(x: Tensor | None) -> tuple[int, ...]:
-    """Return the same of one token, ``[B, heads, width]`` or ``[B, heads]``."""
-    if x is None:
-        return ABSENT
-    row, head, *column = x.stride()
-    return (x.data_ptr(), row, 0, head, column[0] if column else 0, ELEMENTS[x.dtype])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,28 +15,49 @@ from innerloop.kernels.native.library import (
     TENSOR,
     Core,
     Plan,
-    address,
+    Recent,
+    addresses,
     contiguous,
-    large_pages,
+    empty,
+    outline,
     resolved,
     strided,
-    strided_token,
+    structure,
     threads_for,
 )
 from innerloop.shapes import compute_dtype
-
-_NO_GRADIENTS = (*ABSENT, *(0,) * 8)
-_FIRST = 5 + 9 + 1
-"""Where q's address stands in a call, and every six fields on k's, v's and the gates'."""
-_STATE = _FIRST + 5 * 6
-"""Where the state's stands; the trail, the output and the final state follow."""
 
 CHUNK = 32
 """Tokens a chunk, unless fewer were asked for: what fits beside the memory in a core's cache."""
 _LONG = 2048
 """Tokens beyond which a call with gradients takes chunks twice as large: half as many memories to keep."""
-TOGETHER = 4
+_TOGETHER = 4
 """Heads that a job takes at most, side by side: what lies together in memory is read together."""
+
+# Where addresses stand in a call, counted in fields: the bounds; q, k, v, g, beta (six fields each); state, trail, out
+# and final; the output's gradient (six), the final state's; those of q, k, v, g, beta and the state.
+_BOUNDS, _TOKENS, _STATE = 4, 15, 45
+_SLOPE = _STATE + 4
+_INPUTS = (_BOUNDS, *range(_TOKENS, _STATE, 6), _STATE, _STATE + 1)
+_VALUES = (*_INPUTS, _STATE + 2, _STATE + 3)
+_GRADIENTS = (*_INPUTS, _SLOPE, *range(_SLOPE + 6, _SLOPE + 13))
+
+
+class _Values(NamedTuple):
+    """A call for values, prepared: what is new in it are the addresses."""
+
+    run: Plan
+    out: Tensor
+    final: Tensor
+    trail: Tensor | None
+
+
+class _Slopes(NamedTuple):
+    """The same for gradients: outlines of those that are wanted, and whether heads of values share a head of keys."""
+
+    run: Plan
+    found: tuple[Tensor | None, ...]
+    shared: int
 
 
 class Scalar(Native):
@@ -53,27 +74,22 @@ class Scalar(Native):
         """Say which family it is."""
         super().__init__(gates)
         self.corrects = corrects
-        self._last: tuple[Any, Plan] = None, _no_plan
+        self._values = Recent[_Values]()
+        self._tokens = Recent[_Values]()
+        self._slopes = Recent[_Slopes]()
 
     def forward(
         self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
     ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
         """Return ``o`` and the memory after the last token, and the trail of memories if that is wanted."""
-        q, _, v = inputs[:3]
-        cu_seqlens, dtype = options[0], compute_dtype(v.dtype)
-        shape = (*v.shape[:2], v.shape[2], v.shape[3])
+        q, k, v, g, beta, state, bounds = self._named(inputs, options)
+        key = [leave, options[1:4], structure((q, k, v, g, beta, state, bounds)), torch.get_num_threads()]
+        call = self._values.get(key) or self._values.put(key, self._prepare_values(inputs, options, leave))
         # Nobody writes what lies outside of packed sequences.
-        out = large_pages(v.new_empty(shape)) if cu_seqlens is None else v.new_zeros(shape)
-        rows = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        final = v.new_empty((rows, v.shape[2], q.shape[3], v.shape[3]), dtype=dtype)
-        size = _chunk(options, v.shape[1], leave)
-        head, keep = self._head(inputs, options, rows, size)
-        # Of one chunk there is nothing that would not be had as soon.
-        trail = None
-        if leave and v.shape[1] > size:
-            trail = self.core.trail(*head, 0, 0, 0, *_NO_GRADIENTS)
-        self.core.run(0, *head, address(trail), out.data_ptr(), final.data_ptr(), *_NO_GRADIENTS)
-        del keep
+        out = empty(call.out) if bounds is None else torch.zeros_like(call.out, memory_format=torch.contiguous_format)
+        final = empty(call.final)
+        trail = None if call.trail is None else empty(call.trail)
+        call.run(*addresses((bounds, q, k, v, g, beta, state, trail, out, final)))
         return (out, final), trail
 
     def token(
@@ -88,42 +104,18 @@ class Scalar(Native):
         overwrite: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return what one token ``[B, G, .]`` reads, and the memory after it; no gradient is recorded."""
-        tensors = [q, k, v]
-        for gate in self.gates:
-            x = gates.get(gate)
-            if x is not None:
-                tensors.append(x)
-        key = [scale, unit, k.shape, v.shape, torch.get_num_threads(), *[(x.dtype, x.stride()) for x in tensors]]
-        known, plan = self._last
-        if key != known:
-            plan = self._plan_token(q, k, v, gates.get("g"), gates.get("beta"), scale, unit)
-            self._last = key, plan  # in one go: other threads read it
-        out = torch.empty_like(v, memory_format=torch.contiguous_format)
-        if state is None:
-            dtype = compute_dtype(v.dtype)
-            before, final = 0, torch.empty((*v.shape[:2], k.shape[2], v.shape[2]), dtype=dtype)
+        g, beta = gates.get("g"), gates.get("beta")
+        key = [scale, unit, structure((q, k, v, g, beta)), torch.get_num_threads()]
+        call = self._tokens.get(key) or self._tokens.put(key, self._prepare_token(q, k, v, g, beta, scale, unit))
+        out = empty(call.out)
+        if overwrite and state is not None:
+            final = state
         else:
-            if not overwrite:
-                state = contiguous(state, compute_dtype(v.dtype))
-            before, final = state.data_ptr(), state if overwrite else torch.empty_like(state)
-        held = [x.resolve_neg() if x.is_neg() else x for x in tensors]
-        plan(*[x.data_ptr() for x in held], before, out.data_ptr(), final.data_ptr())
+            state = None if state is None else contiguous(state, call.final.dtype)
+            final = empty(call.final)
+        held = resolved((q, k, v, g, beta))
+        call.run(0, *addresses(held), *addresses((state, None, out, final)))
         return out, final
-
-    def _plan_token(
-        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, scale: float, unit: bool
-    ) -> Plan:
-        rows, heads, width = v.shape
-        _, key_heads, key_width = k.shape
-        present = [x is not None for x in (q, k, v, g, beta)]
-        places = [_FIRST + 6 * i for i, x in enumerate(present) if x]
-        return self.core.plan(
-            0, (*places, _STATE, _STATE + 2, _STATE + 3),
-            rows * heads, threads_for(4 * rows * heads * width * key_width), rows, 1, 0, self.corrects, key_heads, heads,
-            key_width, width, 1, 1, unit, v.dtype is torch.float64, scale,
-            *strided_token(q), *strided_token(k), *strided_token(v), *strided_token(g), *strided_token(beta),
-            0, 0, 0, 0, *_NO_GRADIENTS,
-        )  # fmt: skip
 
     def backward(
         self,
@@ -134,57 +126,92 @@ class Scalar(Native):
         left: Tensor | None = None,
     ) -> list[Tensor]:
         """Return the gradients of those inputs that need one; without a trail its memories are computed again."""
-        q, k, v = inputs[:3]
-        cu_seqlens, dtype = options[0], compute_dtype(v.dtype)
-        rows = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        make = v.new_empty if cu_seqlens is None else v.new_zeros
-        shared = v.shape[2] != k.shape[2]
-        wide = dtype if shared else v.dtype
-        keys = (*v.shape[:3], q.shape[3])
-        found: list[Tensor | None] = [large_pages(make(keys, dtype=wide)) if need else None for need in needs[:2]]
-        found.append(large_pages(make(v.shape)) if needs[2] else None)
-        found += [make(v.shape[:3], dtype=dtype) if need else None for need in needs[3:-1]]
-        found.append(v.new_empty((rows, v.shape[2], q.shape[3], v.shape[3]), dtype=dtype) if needs[-1] else None)
-        head, keep = self._head(inputs, options, rows, _chunk(options, v.shape[1], True))
-        slope = v.new_zeros(()).expand(v.shape) if grads[0] is None else resolved(grads[0])
-        end = None if grads[1] is None else contiguous(grads[1], dtype)
-        by_gate = dict(zip(self.gates, found[3:-1], strict=True))
-        self.core.run(
-            1, *head, address(left), 0, 0, *strided(slope), address(end), *map(address, found[:3]),
-            *(address(by_gate.get(name)) for name in ("g", "beta")), address(found[-1]), ELEMENTS[wide],
-        )  # fmt: skip
-        del keep
-        if shared:
-            found[:2] = [None if x is None else x.unflatten(2, (k.shape[2], -1)).sum(3) for x in found[:2]]
-        return [
-            x if x.dtype == given.dtype else x.to(given.dtype)
-            for x, given in zip(found, inputs, strict=True)
-            if x is not None
-        ]
+        q, k, v, g, beta, state, bounds = self._named(inputs, options)
+        slope = v.new_zeros(()).expand(v.shape) if grads[0] is None else grads[0].resolve_neg()
+        end = None if grads[1] is None else contiguous(grads[1], compute_dtype(v.dtype))
+        tensors = (q, k, v, g, beta, state, bounds, slope)
+        key = [options[1:4], tuple(needs), structure(tensors), torch.get_num_threads()]
+        call = self._slopes.get(key) or self._slopes.put(
+            key, self._prepare_slopes(inputs, options, slope, needs)
+        )
+        found: list[Tensor | None] = [None if x is None else empty(x) for x in call.found]
+        if bounds is not None:
+            found[:5] = [x if x is None else x.zero_() for x in found[:5]]
+        call.run(*addresses((bounds, q, k, v, g, beta, state, left, slope, end, *found)))
+        if call.shared > 1:
+            found[:2] = [None if x is None else x.unflatten(2, (-1, call.shared)).sum(3) for x in found[:2]]
+        given = (q, k, v, g, beta, inputs[-1])
+        return [x if x.dtype == y.dtype else x.to(y.dtype) for x, y in zip(found, given, strict=True) if x is not None]
 
-    def _head(
-        self, inputs: Sequence[Any], options: Sequence[Any], rows: int, size: int
-    ) -> tuple[tuple[Any, ...], Any]:
-        """Return the call's fields up to the state, and what must live until it is over."""
+    def _named(self, inputs: Sequence[Any], options: Sequence[Any]) -> list[Any]:
+        """Return q, k, v, g, beta, the state and the bounds, each as the library reads it or None."""
         q, k, v, *gates, state = inputs
-        cu_seqlens, scale, unit = options[:3]
-        dtype = compute_dtype(v.dtype)
-        named = dict(zip(self.gates, gates, strict=True))
-        tensors = [None if x is None else resolved(x) for x in (q, k, v, named.get("g"), named.get("beta"))]
-        bounds = None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
-        state = None if state is None else contiguous(state, dtype)
-        threads = threads_for(v.numel() * k.shape[3])
-        together = max(1, min(TOGETHER, rows * v.shape[2] // (2 * threads)))
-        head = (
-            rows * -(-v.shape[2] // together), threads, rows, v.shape[1], address(bounds), self.corrects,
-            k.shape[2], v.shape[2], k.shape[3], v.shape[3], together, size, unit, dtype == torch.float64, scale,
-            *(field for x in tensors for field in strided(x)), address(state),
+        g, beta = gates if len(gates) == 2 else (gates[0], None) if self.gates == ("g",) else (None, gates[0])
+        found = resolved((q, k, v, g, beta))
+        bounds = options[0]
+        state = None if state is None else contiguous(state, compute_dtype(v.dtype))
+        return [*found, state, None if bounds is None else bounds.to(torch.int64).contiguous()]
+
+    def _prepare_values(self, inputs: Sequence[Any], options: Sequence[Any], leave: bool) -> _Values:
+        q, _, v = inputs[:3]
+        fields = self._fields(inputs, options, leave)
+        final = outline((self._rows(inputs, options), v.shape[2], q.shape[3], v.shape[3]), compute_dtype(v.dtype))
+        # Of one chunk there is nothing that would not be had as soon.
+        long = leave and v.shape[1] > _chunk(options, v.shape[1], leave)
+        size = self.core.trail_size(*fields, *(0,) * 4, *ABSENT, *(0,) * 8) if long else 0
+        trail = outline((size,), torch.uint8) if long else None
+        run = self.core.plan(0, _VALUES, *fields, *(0,) * 4, *ABSENT, *(0,) * 8)
+        return _Values(run, outline(v.shape, v.dtype), final, trail)
+
+    def _prepare_token(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, scale: float, unit: bool
+    ) -> _Values:
+        rows, heads, width = v.shape
+        _, key_heads, key_width = k.shape
+        work = 4 * rows * heads * width * key_width
+        run = self.core.plan(
+            0, _VALUES, rows * heads, threads_for(work), rows, 1, 0, self.corrects, key_heads, heads, key_width, width,
+            1, 1, unit, v.dtype is torch.float64, scale,
+            *(field for x in (q, k, v, g, beta) for field in strided(None if x is None else x.unsqueeze(1))),
+            *(0,) * 4, *ABSENT, *(0,) * 8,
         )  # fmt: skip
-        return head, (tensors, bounds, state)
+        final = outline((rows, heads, key_width, width), compute_dtype(v.dtype))
+        return _Values(run, outline(v.shape, v.dtype), final, None)
 
+    def _prepare_slopes(
+        self,
+        inputs: Sequence[Any],
+        options: Sequence[Any],
+        slope: Tensor,
+        needs: Sequence[bool],
+    ) -> _Slopes:
+        q, k, v = inputs[:3]
+        dtype, shared = compute_dtype(v.dtype), v.shape[2] // k.shape[2]
+        wide = dtype if shared > 1 else v.dtype
+        keys, rate = ((*v.shape[:3], q.shape[3]), wide), (v.shape[:3], dtype)
+        state = ((self._rows(inputs, options), v.shape[2], q.shape[3], v.shape[3]), dtype)
+        needed = dict(zip(("q", "k", "v", *self.gates, "state"), needs, strict=True))
+        shapes = {"q": keys, "k": keys, "v": (v.shape, v.dtype), "g": rate, "beta": rate, "state": state}
+        found = tuple([outline(*shape) if needed.get(name) else None for name, shape in shapes.items()])
+        fields = self._fields(inputs, options, True)
+        run = self.core.plan(1, _GRADIENTS, *fields, *(0,) * 4, *strided(slope), *(0,) * 7, ELEMENTS[wide])
+        return _Slopes(run, found, shared)
 
-def _no_plan(*addresses: int) -> None:
-    raise AssertionError(addresses)
+    def _rows(self, inputs: Sequence[Any], options: Sequence[Any]) -> int:
+        return inputs[2].shape[0] if options[0] is None else options[0].shape[0] - 1
+
+    def _fields(self, inputs: Sequence[Any], options: Sequence[Any], gradients: bool) -> tuple[Any, ...]:
+        """Return the call's fields up to the state's."""
+        q, k, v, g, beta, _, _ = self._named(inputs, options)
+        _, scale, unit = options[:3]
+        rows, (_, length, heads, width), key_width = self._rows(inputs, options), v.shape, k.shape[3]
+        threads = threads_for(v.numel() * key_width)
+        together = max(1, min(_TOGETHER, rows * heads // (2 * threads)))
+        return (
+            rows * -(-heads // together), threads, rows, length, 0, self.corrects, k.shape[2], heads, key_width, width,
+            together, _chunk(options, length, gradients), unit, v.dtype is torch.float64, scale,
+            *(field for x in (q, k, v, g, beta) for field in strided(x)),
+        )  # fmt: skip
 
 
 def _chunk(options: Sequence[Any], length: int, gradients: bool) -> int:
