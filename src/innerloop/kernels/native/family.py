@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from innerloop.kernels.native.library import Core
+from innerloop.kernels.native.library import Core, Plan
 
 State = Tensor | tuple[Tensor, ...] | None
+
+
+class Values(NamedTuple):
+    """A call for values, prepared: what is new in it are the addresses."""
+
+    run: Plan
+    out: Tensor
+    """Outlines of what it returns, and of what it can leave for the gradients."""
+    states: tuple[Tensor, ...]
+    trail: Tensor | None = None
 
 
 class Native(ABC):
@@ -41,18 +51,23 @@ class Native(ABC):
         """Return the gradients of those inputs that need one; with what ``forward`` left, nothing is computed twice."""
 
     @abstractmethod
+    def prepare_token(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], state: State, scale: float, unit: bool
+    ) -> Values:
+        """Return a call for one token, ``[B, G, .]``, good for all tensors of these shapes, strides and dtypes."""
+
+    @abstractmethod
     def token(
         self,
+        call: Values,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         gates: dict[str, Any],
         state: State,
-        scale: float,
-        unit: bool,
         overwrite: bool,
     ) -> tuple[Tensor, State]:
-        """Return what one token ``[B, G, .]`` reads, and the state after it, in the memory of the one before it or not.
+        """Return what the token reads, and the state after it, in the memory of the one before it or not.
 
         No gradient is recorded. A state to be overwritten is contiguous and in the precision of arithmetic.
         """
