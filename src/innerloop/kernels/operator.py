@@ -18,7 +18,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from innerloop.kernels.native import Native
+from innerloop.kernels.native import Native, Values, as_read
 from innerloop.kernels.portable import Dense, Portable, full_precision
 from innerloop.shapes import compute_dtype
 
@@ -114,6 +114,12 @@ class Operator:
             return self._apply(None, *args)
         return self._forward(*args)
 
+    def again(self, call: Values, inputs: Sequence[Tensor | None], options: Options) -> tuple[Any, ...]:
+        """Return the same from a native call prepared for such inputs, which nothing but autograd watches."""
+        if call.records:
+            return self._apply(call, *inputs, *options)
+        return self.native.run(call, as_read(inputs, options.cu_seqlens))[0]  # pyright: ignore[reportOptionalMemberAccess]
+
     def _register(self) -> None:
         op, backward = self.name, f"{self.name}_backward"
         _LIBRARY.impl(op, self._forward, "CompositeExplicitAutograd")
@@ -176,19 +182,21 @@ class Operator:
         class Call(_SingleLevelFunction):
             # One level: functorch has already peeled its own when the Autograd key is reached.
             @staticmethod
-            def forward(ctx: Any, keyset: _C.DispatchKeySet | None, *args: Any) -> tuple[Tensor, ...]:  # ruff: ignore[any-type] - the framework's own
+            def forward(ctx: Any, how: _C.DispatchKeySet | Values | None, *args: Any) -> tuple[Tensor, ...]:  # ruff: ignore[any-type] - the framework's own
                 ctx.rest = args[inputs + 1 :]
                 ctx.set_materialize_grads(False)
                 left = None
-                ctx.native = native = operator._serving(args) if keyset is None else None
-                if native is not None:
-                    outputs, left = native.forward(args[:inputs], args[inputs:], leave=True)
-                elif keyset is None:
-                    outputs = operator._outputs(args)
-                else:
+                ctx.native = native = None if isinstance(how, _C.DispatchKeySet) else operator._serving(args)
+                if isinstance(how, _C.DispatchKeySet):
                     # On: under torch.func the next level's derivative is recorded below this one.
                     with torch.enable_grad():
-                        outputs = operator._op.redispatch(keyset & _BELOW_AUTOGRAD, *args)
+                        outputs = operator._op.redispatch(how & _BELOW_AUTOGRAD, *args)
+                elif native is None:
+                    outputs = operator._outputs(args)
+                elif how is None:
+                    outputs, left = native.forward(args[:inputs], args[inputs:], leave=True)
+                else:
+                    outputs, left = native.run(how, as_read(args[:inputs], args[inputs]))
                 ctx.save_for_backward(*args[: inputs + 1], *(() if left is None else (left,)))
                 if operator._counts:
                     ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))

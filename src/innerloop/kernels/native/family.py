@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from innerloop.kernels.native.library import Core, Plan
+from innerloop.kernels.native.library import Core, Plan, Recent, as_read, structure
 
 State = Tensor | tuple[Tensor, ...] | None
 
@@ -21,6 +21,8 @@ class Values(NamedTuple):
     """Outlines of what it returns, and of what it can leave for the gradients."""
     states: tuple[Tensor, ...]
     trail: Tensor | None = None
+    records: bool = False
+    """Whether it is for a call whose gradients are wanted."""
 
 
 class Native(ABC):
@@ -32,12 +34,26 @@ class Native(ABC):
         """Say which gates the family takes, in the operator's order."""
         self.gates = gates
         self.present = self.core.present
+        self._prepared = Recent[Values]()
 
     @abstractmethod
+    def prepare(self, held: Sequence[Any], options: Sequence[Any], leave: bool) -> Values:
+        """Return a call good for all inputs of these shapes, strides and dtypes, which leaves a trail or not.
+
+        ``held`` are the operator's inputs and the bounds of packed sequences as ``as_read`` returns them.
+        """
+
+    @abstractmethod
+    def run(self, call: Values, held: Sequence[Any]) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return ``o`` and the states after the last token, and what the call leaves for ``backward``."""
+
     def forward(
         self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """Return ``o`` and the states after the last token, and what it leaves for ``backward``, if that is wanted."""
+        """Return the same of a call that is prepared here, unless one like it was."""
+        held = as_read(inputs, options[0])
+        key = [leave, options[1:4], *structure(held)]
+        return self.run(self._prepared.get(key) or self._prepared.put(key, self.prepare(held, options, leave)), held)
 
     @abstractmethod
     def backward(

@@ -16,6 +16,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from innerloop.shapes import compute_dtype
+
 _PATH = Path(__file__).parent.parent / "cpu" / "innerloop_cpu.so"
 ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 HEADER = "5q"
@@ -158,9 +160,21 @@ def contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
     return (x if x.dtype is dtype else x.to(dtype)).contiguous()
 
 
-def structure(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Return what a packed call says of tensors beside their addresses."""
-    return [x if x is None else (x.shape, x.stride(), x.dtype) for x in tensors]
+def as_read(inputs: Sequence[Tensor | None], bounds: Tensor | None) -> list[Any]:
+    """Return an operator's inputs, the state last, and the bounds of packed sequences, all as kernels read them."""
+    held: list[Any] = [x if x is None or not x.is_neg() else x.resolve_neg() for x in inputs]
+    state = held[-1]
+    if state is not None:
+        held[-1] = contiguous(state, compute_dtype(held[2].dtype))
+    held.append(None if bounds is None else bounds.to(torch.int64).contiguous())
+    return held
+
+
+def structure(held: Sequence[Any]) -> list[Any]:
+    """Return what else a packed call says of inputs whose shapes agree with each other."""
+    bounds = held[-1]
+    return [torch.get_num_threads(), held[1].shape, held[2].shape, bounds if bounds is None else bounds.shape,
+            *[x if x is None else (x.stride(), x.dtype) for x in held]]  # fmt: skip
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> list[int]:

@@ -17,6 +17,7 @@ from innerloop.kernels.native.library import (
     Plan,
     Recent,
     addresses,
+    as_read,
     contiguous,
     empty,
     outline,
@@ -36,12 +37,7 @@ _TOGETHER = 4
 
 # Where addresses stand in a call, counted in fields: the bounds; q, k, v, g, beta (six fields each); state, trail, out
 # and final; the output's gradient (six), the final state's; those of q, k, v, g, beta and the state.
-_BOUNDS, _TOKENS, _STATE = 4, 15, 45
-_SLOPE = _STATE + 4
-_INPUTS = (_BOUNDS, *range(_TOKENS, _STATE, 6), _STATE, _STATE + 1)
-_VALUES = (*_INPUTS, _STATE + 2, _STATE + 3)
-_TOKEN = (*range(_TOKENS, _STATE, 6), _STATE, _STATE + 2, _STATE + 3)
-_GRADIENTS = (*_INPUTS, _SLOPE, *range(_SLOPE + 6, _SLOPE + 13))
+_BOUNDS, _TOKENS, _STATE, _SLOPE = 4, 15, 45, 49
 
 
 class _Slopes(NamedTuple):
@@ -66,21 +62,28 @@ class Scalar(Native):
         """Say which family it is."""
         super().__init__(gates)
         self.corrects = corrects
-        self._values = Recent[Values]()
+        places = tuple([_TOKENS + 18 + 6 * ("g", "beta").index(gate) for gate in gates])
+        self._places = (_TOKENS, _TOKENS + 6, _TOKENS + 12, *places, _STATE, _BOUNDS)
         self._slopes = Recent[_Slopes]()
 
-    def forward(
-        self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
-    ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """Return ``o`` and the memory after the last token, and the trail of memories if that is wanted."""
-        q, k, v, g, beta, state, bounds = self._named(inputs, options)
-        key = [leave, options[1:4], structure((q, k, v, g, beta, state, bounds)), torch.get_num_threads()]
-        call = self._values.get(key) or self._values.put(key, self._prepare_values(inputs, options, leave))
+    def prepare(self, held: Sequence[Any], options: Sequence[Any], leave: bool) -> Values:
+        """Return a call for a sequence."""
+        q, _, v = held[:3]
+        fields, none = self._fields(held, options, leave), (*(0,) * 4, *ABSENT, *(0,) * 8)
+        # Of one chunk there is nothing that would not be had as soon.
+        long = leave and v.shape[1] > _chunk(options, v.shape[1], leave)
+        trail = outline((self.core.trail_size(*fields, *none),), torch.uint8) if long else None
+        run = self.core.plan(0, (*self._places, _STATE + 1, _STATE + 2, _STATE + 3), *fields, *none)
+        final = outline((_rows(held), v.shape[2], q.shape[3], v.shape[3]), compute_dtype(v.dtype))
+        return Values(run, outline(v.shape, v.dtype), (final,), trail, leave)
+
+    def run(self, call: Values, held: Sequence[Any]) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """Return ``o`` and the memory after the last token, and the trail of memories where the call leaves one."""
         # Nobody writes what lies outside of packed sequences.
-        out = empty(call.out) if bounds is None else torch.zeros_like(call.out, memory_format=torch.contiguous_format)
+        out = empty(call.out) if held[-1] is None else call.out.new_zeros(call.out.shape)
         final = empty(call.states[0])
         trail = None if call.trail is None else empty(call.trail)
-        call.run(*addresses((bounds, q, k, v, g, beta, state, trail, out, final)))
+        call.run(*addresses(held), 0 if trail is None else trail.data_ptr(), out.data_ptr(), final.data_ptr())
         return (out, final), trail
 
     def prepare_token(
@@ -92,8 +95,8 @@ class Scalar(Native):
         work = 4 * rows * heads * width * key_width
         tensors = (q, k, v, gates.get("g"), gates.get("beta"))
         run = self.core.plan(
-            0, _TOKEN, rows * heads, threads_for(work), rows, 1, 0, self.corrects, key_heads, heads, key_width, width,
-            1, 1, unit, v.dtype is torch.float64, scale,
+            0, (*range(_TOKENS, _STATE, 6), _STATE, _STATE + 2, _STATE + 3), rows * heads, threads_for(work), rows, 1,
+            0, self.corrects, key_heads, heads, key_width, width, 1, 1, unit, v.dtype is torch.float64, scale,
             *(field for x in tensors for field in strided(None if x is None else x.unsqueeze(1))),
             *(0,) * 4, *ABSENT, *(0,) * 8,
         )  # fmt: skip
@@ -131,77 +134,59 @@ class Scalar(Native):
         left: Tensor | None = None,
     ) -> list[Tensor]:
         """Return the gradients of those inputs that need one; without a trail its memories are computed again."""
-        q, k, v, g, beta, state, bounds = self._named(inputs, options)
+        v = inputs[2]
+        held = as_read(inputs, options[0])
         slope = v.new_zeros(()).expand(v.shape) if grads[0] is None else grads[0].resolve_neg()
         end = None if grads[1] is None else contiguous(grads[1], compute_dtype(v.dtype))
-        tensors = (q, k, v, g, beta, state, bounds, slope)
-        key = [options[1:4], tuple(needs), structure(tensors), torch.get_num_threads()]
-        call = self._slopes.get(key) or self._slopes.put(
-            key, self._prepare_slopes(inputs, options, slope, needs)
-        )
+        key = [options[1:4], tuple(needs), slope.stride(), *structure(held)]
+        call = self._slopes.get(key) or self._slopes.put(key, self._prepare_slopes(held, options, slope, needs))
         found: list[Tensor | None] = [None if x is None else empty(x) for x in call.found]
-        if bounds is not None:
-            found[:5] = [x if x is None else x.zero_() for x in found[:5]]
-        call.run(*addresses((bounds, q, k, v, g, beta, state, left, slope, end, *found)))
+        if held[-1] is not None:
+            found[:-1] = [x if x is None else x.zero_() for x in found[:-1]]
+        call.run(*addresses(held), *addresses((left, slope, end)), *addresses(found))
         if call.shared > 1:
             found[:2] = [None if x is None else x.unflatten(2, (-1, call.shared)).sum(3) for x in found[:2]]
-        given = (q, k, v, g, beta, inputs[-1])
-        return [x if x.dtype == y.dtype else x.to(y.dtype) for x, y in zip(found, given, strict=True) if x is not None]
-
-    def _named(self, inputs: Sequence[Any], options: Sequence[Any]) -> list[Any]:
-        """Return q, k, v, g, beta, the state and the bounds, each as the library reads it or None."""
-        q, k, v, *gates, state = inputs
-        g, beta = gates if len(gates) == 2 else (gates[0], None) if self.gates == ("g",) else (None, gates[0])
-        found = resolved((q, k, v, g, beta))
-        bounds = options[0]
-        state = None if state is None else contiguous(state, compute_dtype(v.dtype))
-        return [*found, state, None if bounds is None else bounds.to(torch.int64).contiguous()]
-
-    def _prepare_values(self, inputs: Sequence[Any], options: Sequence[Any], leave: bool) -> Values:
-        q, _, v = inputs[:3]
-        fields = self._fields(inputs, options, leave)
-        final = outline((self._rows(inputs, options), v.shape[2], q.shape[3], v.shape[3]), compute_dtype(v.dtype))
-        # Of one chunk there is nothing that would not be had as soon.
-        long = leave and v.shape[1] > _chunk(options, v.shape[1], leave)
-        size = self.core.trail_size(*fields, *(0,) * 4, *ABSENT, *(0,) * 8) if long else 0
-        trail = outline((size,), torch.uint8) if long else None
-        run = self.core.plan(0, _VALUES, *fields, *(0,) * 4, *ABSENT, *(0,) * 8)
-        return Values(run, outline(v.shape, v.dtype), (final,), trail)
+        return [x if x.dtype == y.dtype else x.to(y.dtype) for x, y in zip(found, inputs, strict=True) if x is not None]
 
     def _prepare_slopes(
         self,
-        inputs: Sequence[Any],
+        held: Sequence[Any],
         options: Sequence[Any],
         slope: Tensor,
         needs: Sequence[bool],
     ) -> _Slopes:
-        q, k, v = inputs[:3]
+        q, k, v = held[:3]
         dtype, shared = compute_dtype(v.dtype), v.shape[2] // k.shape[2]
         wide = dtype if shared > 1 else v.dtype
         keys, rate = ((*v.shape[:3], q.shape[3]), wide), (v.shape[:3], dtype)
-        state = ((self._rows(inputs, options), v.shape[2], q.shape[3], v.shape[3]), dtype)
-        needed = dict(zip(("q", "k", "v", *self.gates, "state"), needs, strict=True))
-        shapes = {"q": keys, "k": keys, "v": (v.shape, v.dtype), "g": rate, "beta": rate, "state": state}
-        found = tuple([outline(*shape) if needed.get(name) else None for name, shape in shapes.items()])
-        fields = self._fields(inputs, options, True)
-        run = self.core.plan(1, _GRADIENTS, *fields, *(0,) * 4, *strided(slope), *(0,) * 7, ELEMENTS[wide])
+        state = ((_rows(held), v.shape[2], q.shape[3], v.shape[3]), dtype)
+        shapes = (keys, keys, (v.shape, v.dtype), *(rate for _ in self.gates), state)
+        found = tuple([outline(*shape) if need else None for shape, need in zip(shapes, needs, strict=True)])
+        first = _SLOPE + 7
+        gates = [first + 3 + ("g", "beta").index(gate) for gate in self.gates]
+        places = (*self._places, _STATE + 1, _SLOPE, _SLOPE + 6, first, first + 1, first + 2, *gates, first + 5)
+        fields = self._fields(held, options, True)
+        run = self.core.plan(1, places, *fields, *(0,) * 4, *strided(slope), *(0,) * 7, ELEMENTS[wide])
         return _Slopes(run, found, shared)
 
-    def _rows(self, inputs: Sequence[Any], options: Sequence[Any]) -> int:
-        return inputs[2].shape[0] if options[0] is None else options[0].shape[0] - 1
-
-    def _fields(self, inputs: Sequence[Any], options: Sequence[Any], gradients: bool) -> tuple[Any, ...]:
+    def _fields(self, held: Sequence[Any], options: Sequence[Any], gradients: bool) -> tuple[Any, ...]:
         """Return the call's fields up to the state's."""
-        q, k, v, g, beta, _, _ = self._named(inputs, options)
+        q, k, v, *gates = held[:-2]
+        named = dict(zip(self.gates, gates, strict=True))
         _, scale, unit = options[:3]
-        rows, (_, length, heads, width), key_width = self._rows(inputs, options), v.shape, k.shape[3]
+        rows, (_, length, heads, width), key_width = _rows(held), v.shape, k.shape[3]
         threads = threads_for(v.numel() * key_width)
         together = max(1, min(_TOGETHER, rows * heads // (2 * threads)))
         return (
             rows * -(-heads // together), threads, rows, length, 0, self.corrects, k.shape[2], heads, key_width, width,
             together, _chunk(options, length, gradients), unit, v.dtype is torch.float64, scale,
-            *(field for x in (q, k, v, g, beta) for field in strided(x)),
+            *(field for x in (q, k, v, named.get("g"), named.get("beta")) for field in strided(x)),
         )  # fmt: skip
+
+
+def _rows(held: Sequence[Any]) -> int:
+    bounds = held[-1]
+    return held[2].shape[0] if bounds is None else bounds.shape[0] - 1
 
 
 def _chunk(options: Sequence[Any], length: int, gradients: bool) -> int:
