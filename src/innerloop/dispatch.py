@@ -22,8 +22,7 @@ from innerloop.checks import (
     refusal,
     serves,
 )
-from innerloop.kernels.native import Native, Values, as_read
-from innerloop.kernels.native.scalar import CHUNK
+from innerloop.kernels.native import CHUNK, Native, Values
 from innerloop.kernels.operator import Options, is_plain
 from innerloop.kernels.portable import full_precision
 from innerloop.rule import Gates, Rule, State
@@ -88,7 +87,7 @@ def call(
     options = Options(cu_seqlens, float(scale), use_qk_l2norm_in_kernel, size, constants, served)
     if key is not None and served and native is not None:
         inputs = _inputs(rule, native, q, k, v, gates, initial_state)
-        values = native.prepare(as_read(inputs, None), options, records)
+        values = native.prepare(native.as_read(inputs, None), options, records)
         ready = _READY[rule] = _Ready(key, looks_of(rule), options, values)
         return _again(rule, ready, q, k, v, gates, initial_state, output_final_state)
     run = rule.recurrent if chosen == "recurrent" and not served else rule.chunk
@@ -145,6 +144,21 @@ def _key(args: tuple[Any, ...], *options: object) -> list[Any] | None:
         return None
 
 
+def _token(
+    rule: Rule,
+    native: Native,
+    call: Values,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    state: State,
+    overwrite: bool,
+) -> tuple[Tensor, State]:
+    out, states = native.token(call, q, k, v, gates, rule.state_tensors(state), overwrite)
+    return out, state if overwrite and state is not None else rule.packed_state(states)
+
+
 def step(
     rule: Rule,
     q: Tensor,
@@ -167,7 +181,7 @@ def step(
         if is_plain(args) and not (torch.is_grad_enabled() and _C._any_requires_grad(*args)):
             ready = _READY_STEPS.get(rule)
             if ready is not None and ready[0] == key:
-                return native.token(ready[1], q, k, v, rule.complete(gates, v), state, overwrite_state)
+                return _token(rule, native, ready[1], q, k, v, rule.complete(gates, v), state, overwrite_state)
         else:
             key = None
     check_token(rule, q, k, v, gates, state)
@@ -179,9 +193,10 @@ def step(
     gates = rule.complete(gates, v)
     if serves(rule, q, "auto", None):
         if key is not None and native is not None:
-            call = native.prepare_token(q, k, v, gates, state, float(scale), use_qk_l2norm_in_kernel)
+            states = rule.state_tensors(state)
+            call = native.prepare_token(q, k, v, gates, states, float(scale), use_qk_l2norm_in_kernel)
             _READY_STEPS[rule] = key, call
-            return native.token(call, q, k, v, gates, state, overwrite_state)
+            return _token(rule, native, call, q, k, v, gates, state, overwrite_state)
         out, after = _long_step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
     elif _C._is_any_autocast_enabled():
         with full_precision(q):

@@ -18,7 +18,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from innerloop.kernels.native import Native, Values, as_read
+from innerloop.kernels.native import Native, Values
 from innerloop.kernels.portable import Dense, Portable, full_precision
 from innerloop.shapes import compute_dtype
 
@@ -118,7 +118,8 @@ class Operator:
         """Return the same from a native call prepared for such inputs, which nothing but autograd watches."""
         if call.records:
             return self._apply(call, *inputs, *options)
-        return self.native.run(call, as_read(inputs, options.cu_seqlens))[0]  # pyright: ignore[reportOptionalMemberAccess]
+        native = self.native
+        return native.run(call, native.as_read(inputs, None))[0]  # pyright: ignore[reportOptionalMemberAccess]
 
     def _register(self) -> None:
         op, backward = self.name, f"{self.name}_backward"
@@ -196,7 +197,7 @@ class Operator:
                 elif how is None:
                     outputs, left = native.forward(args[:inputs], args[inputs:], leave=True)
                 else:
-                    outputs, left = native.run(how, as_read(args[:inputs], args[inputs]))
+                    outputs, left = native.run(how, native.as_read(args[:inputs], args[inputs]))
                 ctx.save_for_backward(*args[: inputs + 1], *(() if left is None else (left,)))
                 if operator._counts:
                     ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))

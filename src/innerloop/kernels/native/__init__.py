@@ -1,7 +1,8 @@
 """Compiled kernels of the families of rules, and the library that holds them."""
 
 from innerloop.kernels.native.family import Native, Values
-from innerloop.kernels.native.library import as_read, instruction_set, missing
+from innerloop.kernels.native.library import instruction_set, missing
+from innerloop.kernels.native.matrix import CHUNK
 from innerloop.kernels.native.scalar import Scalar
 
-__all__ = ["Native", "Scalar", "Values", "as_read", "instruction_set", "missing"]
+__all__ = ["CHUNK", "Native", "Scalar", "Values", "instruction_set", "missing"]

@@ -8,9 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from innerloop.kernels.native.library import Core, Plan, Recent, as_read, structure
-
-State = Tensor | tuple[Tensor, ...] | None
+from innerloop.kernels.native.library import Core, Plan, Recent, structure
 
 
 class Values(NamedTuple):
@@ -40,8 +38,12 @@ class Native(ABC):
     def prepare(self, held: Sequence[Any], options: Sequence[Any], leave: bool) -> Values:
         """Return a call good for all inputs of these shapes, strides and dtypes, which leaves a trail or not.
 
-        ``held`` are the operator's inputs and the bounds of packed sequences as ``as_read`` returns them.
+        ``held`` is what ``as_read`` returns.
         """
+
+    @abstractmethod
+    def as_read(self, inputs: Sequence[Any], bounds: Tensor | None) -> list[Any]:
+        """Return an operator's inputs and the bounds of packed sequences as kernels read them."""
 
     @abstractmethod
     def run(self, call: Values, held: Sequence[Any]) -> tuple[tuple[Tensor, ...], Tensor | None]:
@@ -51,7 +53,7 @@ class Native(ABC):
         self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """Return the same of a call that is prepared here, unless one like it was."""
-        held = as_read(inputs, options[0])
+        held = self.as_read(inputs, options[0])
         key = [leave, options[1:4], *structure(held)]
         return self.run(self._prepared.get(key) or self._prepared.put(key, self.prepare(held, options, leave)), held)
 
@@ -68,7 +70,7 @@ class Native(ABC):
 
     @abstractmethod
     def prepare_token(
-        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], state: State, scale: float, unit: bool
+        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], states: Sequence[Any], scale: float, unit: bool
     ) -> Values:
         """Return a call for one token, ``[B, G, .]``, good for all tensors of these shapes, strides and dtypes."""
 
@@ -80,10 +82,10 @@ class Native(ABC):
         k: Tensor,
         v: Tensor,
         gates: dict[str, Any],
-        state: State,
+        states: Sequence[Any],
         overwrite: bool,
-    ) -> tuple[Tensor, State]:
-        """Return what the token reads, and the state after it, in the memory of the one before it or not.
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return what the token reads, and the states after it, in the memory of those before it or not.
 
-        No gradient is recorded. A state to be overwritten is contiguous and in the precision of arithmetic.
+        No gradient is recorded. States to be overwritten are contiguous and in the precision of arithmetic.
         """

@@ -20,9 +20,9 @@ from innerloop.shapes import compute_dtype
 
 _PATH = Path(__file__).parent.parent / "cpu" / "innerloop_cpu.so"
 ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-HEADER = "5q"
+HEADER, HEADER_SIZE = "5q", 5
 """Of every call: jobs, threads, sequences, length, address of the bounds."""
-TENSOR = "6q"
+TENSOR, TENSOR_SIZE = "6q", 6
 """What ``strided`` returns."""
 ABSENT = (0,) * 6
 _LARGE = 4 << 20
@@ -148,11 +148,6 @@ def threads_for(work: int) -> int:
     return 1 if work < _ONE_THREAD else torch.get_num_threads()
 
 
-def resolved(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return tensors with their memory as it reads: no sign that is still to be applied."""
-    return [x.resolve_neg() if x is not None and x.is_neg() else x for x in tensors]
-
-
 def contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``x`` in one piece and in the precision of arithmetic."""
     if x.is_neg():
@@ -160,12 +155,12 @@ def contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
     return (x if x.dtype is dtype else x.to(dtype)).contiguous()
 
 
-def as_read(inputs: Sequence[Tensor | None], bounds: Tensor | None) -> list[Any]:
-    """Return an operator's inputs, the state last, and the bounds of packed sequences, all as kernels read them."""
+def as_read(inputs: Sequence[Tensor | None], bounds: Tensor | None, states: int) -> list[Any]:
+    """Return an operator's inputs, so many states last, and the bounds of packed sequences, as kernels read them."""
     held: list[Any] = [x if x is None or not x.is_neg() else x.resolve_neg() for x in inputs]
-    state = held[-1]
-    if state is not None:
-        held[-1] = contiguous(state, compute_dtype(held[2].dtype))
+    for i in range(-states, 0):
+        if held[i] is not None:
+            held[i] = contiguous(held[i], compute_dtype(held[2].dtype))
     held.append(None if bounds is None else bounds.to(torch.int64).contiguous())
     return held
 
