@@ -1,4 +1,5 @@
 // Compiled once for every instruction set: its table of cores.
+#include "channel.h"
 #include "scalar.h"
 
 namespace innerloop {
@@ -7,6 +8,7 @@ namespace INNERLOOP_ISA {
 extern const Core cores[kCores];
 const Core cores[kCores] = {
     {sizeof(ScalarCall), scalar_scratch, scalar_run},
+    {sizeof(ChannelCall), channel_scratch, channel_run},
 };
 
 }  // namespace INNERLOOP_ISA
