@@ -13,25 +13,33 @@ from innerloop.kernels.native.library import Core
 State = Tensor | tuple[Tensor, ...] | None
 
 
-class Native(ABC):
-    """A family through one of the library's cores: forward, backward and a single token."""
+class Kernel(ABC):
+    """What one of the library's cores computes: forward and backward."""
 
     core: ClassVar[Core]
 
-    def __init__(self, gates: tuple[str, ...]) -> None:
-        """Say which gates the family takes, in the operator's order."""
-        self.gates = gates
+    def __init__(self) -> None:
+        """See whether the library has it."""
         self.present = self.core.present
 
     @abstractmethod
     def forward(self, inputs: Sequence[Any], options: Sequence[Any]) -> tuple[Tensor, ...]:
-        """Return ``o`` and the states after the last token."""
+        """Return the operator's outputs: of a family ``o`` and the states after the last token."""
 
     @abstractmethod
     def backward(
         self, inputs: Sequence[Any], options: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[bool]
     ) -> list[Tensor]:
         """Return the gradients of those inputs that need one."""
+
+
+class Native(Kernel):
+    """A family of rules, which also serves a single token."""
+
+    def __init__(self, gates: tuple[str, ...]) -> None:
+        """Say which gates the family takes, in the operator's order."""
+        super().__init__()
+        self.gates = gates
 
     @abstractmethod
     def token(
