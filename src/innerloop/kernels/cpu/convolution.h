@@ -73,13 +73,44 @@ struct Convolution {
   }
 };
 
-// sum + the taps' products with some rows, at one vector of channels; a number of taps known here leaves no loop.
+// The taps beside the rows that they multiply, or turned. A number that the compiler knows leaves no loop and no pointer
+// to read again after every store.
 template <class T, int Taps, bool Turned>
-INNERLOOP_INLINE Vec<T> with_taps(const Convolution<T>& x, T* const* rows, int64_t i, Vec<T> sum) {
-  const int64_t W = Taps ? Taps : x.W;
+struct Products {
+  const T *weight[Taps], *rows[Taps];
+
+  Products(const Convolution<T>& x, T* const* some) {
 #pragma GCC unroll 4
-  for (int64_t j = 0; j < W; ++j) sum += load(x.weight + (Turned ? W - 1 - j : j) * x.wide + i) * load(rows[j] + i);
-  return sum;
+    for (int j = 0; j < Taps; ++j) weight[j] = x.weight + (Turned ? Taps - 1 - j : j) * x.wide, rows[j] = some[j];
+  }
+  Vec<T> at(int64_t i, Vec<T> sum) const {
+#pragma GCC unroll 4
+    for (int j = 0; j < Taps; ++j) sum += load(weight[j] + i) * load(rows[j] + i);
+    return sum;
+  }
+};
+template <class T, bool Turned>
+struct Products<T, 0, Turned> {
+  const Convolution<T>& x;
+  T* const* rows;
+
+  Products(const Convolution<T>& all, T* const* some) : x(all), rows(some) {}
+  Vec<T> at(int64_t i, Vec<T> sum) const {
+    for (int64_t j = 0; j < x.W; ++j) sum += load(x.weight + (Turned ? x.W - 1 - j : j) * x.wide + i) * load(rows[j] + i);
+    return sum;
+  }
+};
+
+template <class T, int Taps>
+static void convolve_row(const Convolution<T>& x) {
+  const Products<T, Taps, false> products(x, x.inputs);
+  const bool silu = x.call.silu;
+  const T* bias = x.bias;
+  T* to = x.row;
+  for (int64_t i = 0, n = x.wide; i < n; i += kLanes<T>) {
+    const Vec<T> sum = products.at(i, load(bias + i));
+    store(to + i, silu ? activate(sum, kSilu) : sum);
+  }
 }
 
 template <class T, int Taps>
@@ -87,32 +118,32 @@ static void convolve(Convolution<T>& x, int64_t sequence, int64_t begin, int64_t
   x.start(sequence, begin);
   for (int64_t t = begin; t < end; ++t) {
     x.fetch(sequence, t, x.step(x.inputs));
-    for (int64_t i = 0; i < x.wide; i += kLanes<T>) {
-      const Vec<T> sum = with_taps<T, Taps, false>(x, x.inputs, i, load(x.bias + i));
-      store(x.row + i, x.call.silu ? activate(sum, kSilu) : sum);
-    }
+    convolve_row<T, Taps>(x);
     write_row(x.row, x.C, x.call.out, t * x.C, x.call.x.element);
   }
 }
 
-// The gradient at the newest input's sum; if it counts, that of the weights as well.
+// The gradient at the newest input's sum, from that at what SiLU makes of it.
 template <class T, int Taps>
-static void pull_back_sum(Convolution<T>& x, T* slope, bool counts) {
-  const int64_t W = Taps ? Taps : x.W;
-  for (int64_t i = 0; i < x.wide; i += kLanes<T>) {
-    Vec<T> grad = load(slope + i), by_sum;
-    if (x.call.silu) {
-      activate(with_taps<T, Taps, false>(x, x.inputs, i, load(x.bias + i)), kSilu, &by_sum);
-      grad *= by_sum;
-      store(slope + i, grad);
-    }
-    if (!counts) continue;
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < W; ++j) {
-      T* to = x.sums + j * x.wide + i;
-      store(to, load(to) + grad * load(x.inputs[j] + i));
-    }
-    store(x.sums + W * x.wide + i, load(x.sums + W * x.wide + i) + grad);
+static void pull_back_sum(const Convolution<T>& x, T* slope) {
+  const Products<T, Taps, false> products(x, x.inputs);
+  const T* bias = x.bias;
+  for (int64_t i = 0, n = x.wide; i < n; i += kLanes<T>) {
+    Vec<T> by_sum;
+    activate(products.at(i, load(bias + i)), kSilu, &by_sum);
+    store(slope + i, load(slope + i) * by_sum);
+  }
+}
+
+// What it says of the weights, one tap after another.
+template <class T>
+static void add_to_sums(const Convolution<T>& x, const T* slope) {
+  const int64_t n = x.wide;
+  for (int64_t j = 0; j <= x.W; ++j) {
+    T* to = x.sums + j * n;
+    const T* input = j < x.W ? x.inputs[j] : nullptr;
+    for (int64_t i = 0; i < n; i += kLanes<T>)
+      store(to + i, load(to + i) + (input ? load(slope + i) * load(input + i) : load(slope + i)));
   }
 }
 
@@ -124,8 +155,9 @@ static void pull_back_input(Convolution<T>& x, int64_t sequence, int64_t token) 
   void* to = before > 0 ? call.grad_window : call.grad_x;
   if (!to) return;
   x.read_wide(kept < 0 ? nullptr : call.grad_after, sequence * (x.W - 1) + kept, x.row);
-  for (int64_t i = 0; i < x.wide; i += kLanes<T>)
-    store(x.row + i, with_taps<T, Taps, true>(x, x.slopes, i, load(x.row + i)));
+  const Products<T, Taps, true> products(x, x.slopes);
+  T* row = x.row;
+  for (int64_t i = 0, n = x.wide; i < n; i += kLanes<T>) store(row + i, products.at(i, load(row + i)));
   if (before > 0) write_row(x.row, x.C, to, ((sequence + 1) * (x.W - 1) - before) * x.C, call.wide ? kDouble : kFloat);
   else write_row(x.row, x.C, to, token * x.C, call.x.element);
 }
@@ -141,7 +173,8 @@ static void pull_back_convolution(Convolution<T>& x, int64_t sequence, int64_t b
     if (t < x.end(sequence)) {
       x.fetch(sequence, t, x.step(x.inputs));
       read_row(x.call.grad_out, x.at(x.call.grad_out, t), x.C, slope);
-      pull_back_sum<T, Taps>(x, slope, t < end && x.call.grad_weight);
+      if (x.call.silu) pull_back_sum<T, Taps>(x, slope);
+      if (t < end && x.call.grad_weight) add_to_sums(x, slope);
     } else {
       std::memset(slope, 0, x.wide * sizeof(T));
     }

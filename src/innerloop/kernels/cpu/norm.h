@@ -34,48 +34,48 @@ struct Norm {
 template <class T>
 static T norm_row(Norm<T>& n, int64_t row, bool slopes) {
   const NormCall& call = n.call;
-  read_row(call.x, n.at(call.x, row), n.D, n.x);
-  if (call.gate.data) {
-    read_row(call.gate, n.at(call.gate, row), n.D, n.gate);
-    for (int64_t i = 0; i < n.wide; i += kLanes<T>) {
-      Vec<T> slope, factor = activate(load(n.gate + i), call.activation, &slope);
-      store(n.factor + i, factor);
-      if (slopes) store(n.by_gate + i, slope);
+  const bool gated = call.gate.data, first = gated && call.gate_first;
+  const int64_t wide = n.wide, activation = call.activation;
+  T *normed = n.normed, *factor = n.factor, *by_gate = n.by_gate, *gate = n.gate, *x = n.x;
+  read_row(call.x, n.at(call.x, row), n.D, first ? x : normed);
+  if (gated) {
+    read_row(call.gate, n.at(call.gate, row), n.D, gate);
+    for (int64_t i = 0; i < wide; i += kLanes<T>) {
+      Vec<T> slope;
+      store(factor + i, activate(load(gate + i), activation, &slope));
+      if (slopes) store(by_gate + i, slope);
     }
   }
-  Vec<T> square{};
-  for (int64_t i = 0; i < n.wide; i += kLanes<T>) {
-    Vec<T> x = load(n.x + i);
-    if (call.gate.data && call.gate_first) x *= load(n.factor + i);
-    store(n.normed + i, x);
-    square += x * x;
-  }
-  const T total = sum_of<T>(square), eps = T(call.eps), length = std::sqrt(total);
+  for (int64_t i = 0; i < wide && first; i += kLanes<T>) store(normed + i, load(x + i) * load(factor + i));
+  const T total = dot(normed, normed, wide), eps = T(call.eps), length = std::sqrt(total);
   T r = 1 / (length < eps ? eps : length);
   if (call.measure != kFloor) r = 1 / std::sqrt((call.measure == kMean ? total / T(n.D) : total) + eps);
-  for (int64_t i = 0; i < n.wide; i += kLanes<T>) store(n.normed + i, load(n.normed + i) * r);
+  for (int64_t i = 0; i < wide; i += kLanes<T>) store(normed + i, load(normed + i) * r);
   return r;
 }
 
 template <class T>
 static void norm_forward(Norm<T>& n, int64_t row) {
   norm_row(n, row, false);
-  const bool gated = n.call.gate.data && !n.call.gate_first;
-  for (int64_t i = 0; i < n.wide; i += kLanes<T>) {
-    const Vec<T> y = load(n.normed + i) * load(n.weight + i);
-    store(n.grad + i, gated ? y * load(n.factor + i) : y);
+  const bool then = n.call.gate.data && !n.call.gate_first;
+  const int64_t wide = n.wide;
+  T *normed = n.normed, *weight = n.weight, *factor = n.factor;
+  for (int64_t i = 0; i < wide; i += kLanes<T>) {
+    const Vec<T> y = load(normed + i) * load(weight + i);
+    store(normed + i, then ? y * load(factor + i) : y);
   }
-  write_row(n.grad, n.D, n.call.out, row * n.D, n.call.x.element);
+  write_row(normed, n.D, n.call.out, row * n.D, n.call.x.element);
 }
 
 // From the gradient of what was normed to that of what came in: r (g - y (y . g)), the mean's by the width.
 template <class T>
 static void pull_back_length(Norm<T>& n, T r) {
-  T along = dot(n.grad, n.normed, n.wide);
+  const int64_t wide = n.wide;
+  T *grad = n.grad, *normed = n.normed;
+  T along = dot(grad, normed, wide);
   if (n.call.measure == kMean) along /= T(n.D);
   if (n.call.measure == kFloor && r * T(n.call.eps) >= 1) along = 0;
-  for (int64_t i = 0; i < n.wide; i += kLanes<T>)
-    store(n.grad + i, (load(n.grad + i) - load(n.normed + i) * along) * r);
+  for (int64_t i = 0; i < wide; i += kLanes<T>) store(grad + i, (load(grad + i) - load(normed + i) * along) * r);
 }
 
 template <class T>
@@ -83,25 +83,28 @@ static void norm_backward(Norm<T>& n, int64_t row) {
   const NormCall& call = n.call;
   const T r = norm_row(n, row, true);
   const bool gated = call.gate.data, first = gated && call.gate_first, then = gated && !call.gate_first;
-  read_row(call.grad_out, n.at(call.grad_out, row), n.D, n.grad);
-  for (int64_t i = 0; i < n.wide; i += kLanes<T>) {
-    Vec<T> grad = load(n.grad + i);
-    const Vec<T> normed = load(n.normed + i), weight = load(n.weight + i);
+  const int64_t wide = n.wide;
+  T *grad = n.grad, *normed = n.normed, *weight = n.weight, *sums = n.sums, *gate = n.gate;
+  const T *factor = n.factor, *by_gate = n.by_gate, *x = n.x;
+  read_row(call.grad_out, n.at(call.grad_out, row), n.D, grad);
+  for (int64_t i = 0; i < wide; i += kLanes<T>) {
+    Vec<T> slope = load(grad + i);
+    const Vec<T> y = load(normed + i), w = load(weight + i);
     if (then) {
-      store(n.gate + i, grad * normed * weight * load(n.by_gate + i));
-      grad *= load(n.factor + i);
+      store(gate + i, slope * y * w * load(by_gate + i));
+      slope *= load(factor + i);
     }
-    store(n.sums + i, load(n.sums + i) + grad * normed);
-    store(n.grad + i, grad * weight);
+    store(sums + i, load(sums + i) + slope * y);
+    store(grad + i, slope * w);
   }
   pull_back_length(n, r);
-  for (int64_t i = 0; i < n.wide && first; i += kLanes<T>) {
-    const Vec<T> grad = load(n.grad + i);
-    store(n.gate + i, grad * load(n.x + i) * load(n.by_gate + i));
-    store(n.grad + i, grad * load(n.factor + i));
+  for (int64_t i = 0; i < wide && first; i += kLanes<T>) {
+    const Vec<T> slope = load(grad + i);
+    store(gate + i, slope * load(x + i) * load(by_gate + i));
+    store(grad + i, slope * load(factor + i));
   }
-  if (call.grad_x) write_row(n.grad, n.D, call.grad_x, row * n.D, call.x.element);
-  if (call.grad_gate) write_row(n.gate, n.D, call.grad_gate, row * n.D, call.gate.element);
+  if (call.grad_x) write_row(grad, n.D, call.grad_x, row * n.D, call.x.element);
+  if (call.grad_gate) write_row(gate, n.D, call.grad_gate, row * n.D, call.gate.element);
 }
 
 template <class T>
