@@ -177,13 +177,11 @@ def step(
     native = _direct(rule)
     if native is not None:
         args = (q, k, v, *gates.values(), *rule.state_tensors(state))
-        key = _key(args, scale, use_qk_l2norm_in_kernel, overwrite_state)
         if is_plain(args) and not (torch.is_grad_enabled() and _C._any_requires_grad(*args)):
+            key = _key(args, scale, use_qk_l2norm_in_kernel, overwrite_state)
             ready = _READY_STEPS.get(rule)
             if ready is not None and ready[0] == key:
                 return _token(rule, native, ready[1], q, k, v, rule.complete(gates, v), state, overwrite_state)
-        else:
-            key = None
     check_token(rule, q, k, v, gates, state)
     if overwrite_state is not False and (overwrite_state is not True or state is not None):
         check_overwrite(rule, (q, k, v, *gates.values()), state, overwrite_state)

@@ -1,5 +1,7 @@
 // Compiled once for every instruction set: its table of cores.
 #include "channel.h"
+#include "convolution.h"
+#include "norm.h"
 #include "scalar.h"
 
 namespace innerloop {
@@ -9,6 +11,9 @@ extern const Core cores[kCores];
 const Core cores[kCores] = {
     {sizeof(ScalarCall), scalar_scratch, scalar_run},
     {sizeof(ChannelCall), channel_scratch, channel_run},
+    {},
+    {sizeof(ConvolutionCall), convolution_scratch, convolution_run},
+    {sizeof(NormCall), norm_scratch, norm_run},
 };
 
 }  // namespace INNERLOOP_ISA

@@ -23,15 +23,40 @@ class Values(NamedTuple):
     """Whether it is for a call whose gradients are wanted."""
 
 
-class Native(ABC):
-    """A family through one of the library's cores: forward, backward and a single token."""
+class Kernel(ABC):
+    """What one of the library's cores computes: forward and backward."""
 
     core: ClassVar[Core]
 
+    def __init__(self) -> None:
+        """See whether the library has it."""
+        self.present = self.core.present
+
+    @abstractmethod
+    def forward(
+        self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
+    ) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return the operator's outputs, and what it leaves for ``backward`` if it may."""
+
+    @abstractmethod
+    def backward(
+        self,
+        inputs: Sequence[Any],
+        options: Sequence[Any],
+        grads: Sequence[Tensor | None],
+        needs: Sequence[bool],
+        left: Tensor | None = None,
+    ) -> list[Tensor]:
+        """Return the gradients of those inputs that need one; with what ``forward`` left, nothing is computed twice."""
+
+
+class Native(Kernel):
+    """A family of rules: its calls are prepared once, and single tokens are served too."""
+
     def __init__(self, gates: tuple[str, ...]) -> None:
         """Say which gates the family takes, in the operator's order."""
+        super().__init__()
         self.gates = gates
-        self.present = self.core.present
         self._prepared = Recent[Values]()
 
     @abstractmethod
@@ -56,17 +81,6 @@ class Native(ABC):
         held = self.as_read(inputs, options[0])
         key = [leave, options[1:4], *structure(held)]
         return self.run(self._prepared.get(key) or self._prepared.put(key, self.prepare(held, options, leave)), held)
-
-    @abstractmethod
-    def backward(
-        self,
-        inputs: Sequence[Any],
-        options: Sequence[Any],
-        grads: Sequence[Tensor | None],
-        needs: Sequence[bool],
-        left: Tensor | None = None,
-    ) -> list[Tensor]:
-        """Return the gradients of those inputs that need one; with what ``forward`` left, nothing is computed twice."""
 
     @abstractmethod
     def prepare_token(
