@@ -32,6 +32,8 @@ from innerloop.rules.recursive_least_squares import MomentState, recursive_least
 from innerloop.rules.retention import retention
 from innerloop.rules.rwkv7 import rwkv7
 from innerloop.rules.softmax_attention import AttentionState, softmax_attention
+from innerloop.rules.titans import TitansState, titans
+from innerloop.rules.ttt import TTTState, ttt
 
 __all__ = [
     "AttentionState",
@@ -39,6 +41,8 @@ __all__ = [
     "MomentState",
     "MomentumState",
     "NormalizedState",
+    "TTTState",
+    "TitansState",
     "delta_product",
     "delta_rule",
     "explain",
@@ -59,6 +63,8 @@ __all__ = [
     "rwkv7",
     "softmax_attention",
     "step",
+    "titans",
+    "ttt",
 ]
 
 

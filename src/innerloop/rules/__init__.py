@@ -1,5 +1,6 @@
 """The published rules, one file each; this list is where the rest of the library learns of them."""
 
+from innerloop import network
 from innerloop.rule import register
 from innerloop.rules import (
     delta_product,
@@ -19,6 +20,8 @@ from innerloop.rules import (
     retention,
     rwkv7,
     softmax_attention,
+    titans,
+    ttt,
 )
 
 ALL = (
@@ -43,3 +46,9 @@ ALL = (
 
 for _module in ALL:
     register(_module.RULE)
+
+NETWORKS = (ttt, titans)
+"""Those whose memory is a network: their states hold as many weights as the caller's network has."""
+
+for _module in NETWORKS:
+    network.register(_module.RULE)
