@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -80,6 +80,14 @@ def check_count(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a whole number; got {type(value).__name__}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1; got {value}")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raise unless ``value`` is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number; got {type(value).__name__}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be finite and above 0; got {value}")
 
 
 def check_flag(name: str, value: object) -> None:

@@ -20,6 +20,7 @@ from innerloop.rules.delta_rule import delta_rule
 from innerloop.rules.gated_delta_rule import gated_delta_rule
 from innerloop.rules.gdn2 import gdn2
 from innerloop.rules.gla import gla
+from innerloop.rules.hope import HopeState, HopeWeights, hope
 from innerloop.rules.kda import kda
 from innerloop.rules.linear_attention import linear_attention
 from innerloop.rules.longhorn import longhorn
@@ -37,6 +38,8 @@ from innerloop.rules.ttt import TTTState, ttt
 
 __all__ = [
     "AttentionState",
+    "HopeState",
+    "HopeWeights",
     "MesaState",
     "MomentState",
     "MomentumState",
@@ -49,6 +52,7 @@ __all__ = [
     "gated_delta_rule",
     "gdn2",
     "gla",
+    "hope",
     "kda",
     "linear_attention",
     "longhorn",

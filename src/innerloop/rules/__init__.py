@@ -8,6 +8,7 @@ from innerloop.rules import (
     gated_delta_rule,
     gdn2,
     gla,
+    hope,
     kda,
     linear_attention,
     longhorn,
@@ -47,7 +48,7 @@ ALL = (
 for _module in ALL:
     register(_module.RULE)
 
-NETWORKS = (ttt, titans)
+NETWORKS = (ttt, titans, hope)
 """Those whose memory is a network: their states hold as many weights as the caller's network has."""
 
 for _module in NETWORKS:

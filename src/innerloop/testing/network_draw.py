@@ -77,6 +77,15 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "deep": {"depth": 4, "mini_batch": 4, "activation": "silu", "residual": True, "normalize_step": True},
         "normalized": {"depth": 2, "mini_batch": 5, "activation": "gelu_tanh", "normalize_step": True},
     },
+    "hope": {
+        "linear": {"hidden": 0, "mini_batch": (4, 4)},
+        "mlp": {"hidden": 6, "mini_batch": (5, 8)},
+        "literal": {
+            "hidden": 6, "mini_batch": (4, 6), "read": "before", "normalize_step": False, "normalize_v": False,
+            "rate_max": 0.1,
+        },
+        "everywhere": {"hidden": 6, "mini_batch": (16, 4), "dgd": "all", "residual": False},
+    },
 }
 """By rule and name, settings that take other paths."""
 
@@ -208,9 +217,22 @@ def _draw_titans(rule: NetworkRule, pen: Pen, settings: dict[str, Any]) -> Netwo
     return NetworkCall(rule, tokens, {"weights": weights}, settings)
 
 
+def _draw_hope(rule: NetworkRule, pen: Pen, settings: dict[str, Any]) -> NetworkCall:
+    hidden = settings.pop("hidden")
+    widths: list[str | int] = ["K", "K", 1, 1, "K"]
+    maps = [
+        (pen.matrix("H", "K", hidden), pen.matrix("H", hidden, width)) if hidden else (pen.matrix("H", "K", width),)
+        for width in widths
+    ]
+    weights = ops.HopeWeights(*maps, rate_bias=pen.normal("H"), keep_bias=2 + pen.normal("H"))
+    tokens = {"x": pen.normal("B", "T", "H", "K"), "q": pen.unit("B", "T", "H", "K")}
+    return NetworkCall(rule, tokens, {"weights": weights}, settings)
+
+
 _DRAWS: dict[str, Callable[[NetworkRule, Pen, dict[str, Any]], NetworkCall]] = {
     "ttt": _draw_ttt,
     "titans": _draw_titans,
+    "hope": _draw_hope,
 }
 
 

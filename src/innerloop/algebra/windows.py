@@ -1,0 +1,29 @@
+"""A network that sums its gradients over a window and moves at the window's end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from innerloop.algebra.mlp import Weights, layers_of, signals_of
+
+
+def window_block(
+    x: Tensor, target: Tensor, rate: Tensor, weights: Weights, total: Weights, activation: str
+) -> tuple[Tensor, Weights]:
+    """Return ``x + m(x)`` of C tokens ``[B, G, C, .]`` in one window, and the sum of gradients with theirs in it.
+
+    The loss is ``1/2 |x + m(x) - target|^2``, the gradient that of the weights alone.
+    """
+    inputs, outputs = layers_of(weights, x, activation)
+    y = x + outputs[-1]
+    signals = signals_of(weights, outputs, y - target, activation)
+    return y, add_gradients(total, inputs, signals, rate)
+
+
+def add_gradients(total: Weights, inputs: Sequence[Tensor], signals: Sequence[Tensor], rate: Tensor) -> Weights:
+    """Return the sum of gradients with those of more tokens in it, each times its rate ``[B, G, C]``."""
+    return tuple(
+        summed + h.mT @ (rate[..., None] * d) for summed, h, d in zip(total, inputs, signals, strict=True)
+    )
