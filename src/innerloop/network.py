@@ -18,6 +18,8 @@ Parts = tuple[Any, ...]
 class Learner(Protocol):
     """The inner loop of one call: where it begins, what a token does to it, and what many do at once."""
 
+    shaped: int
+    """Which of its tokens has the shape of what is read."""
     mini_batches: tuple[int, ...]
     """Sizes of the mini-batches at whose ends a state turns."""
 
@@ -85,7 +87,7 @@ class NetworkRule:
         """
         state = self.state_type(*(_nested(name, named) for name in self.state_type._fields))
         place = state[-1]
-        if not isinstance(place, Tensor) or set(_paths(state)) != set(named) or () in state:
+        if not isinstance(place, Tensor) or set(_paths(state)) != set(named) or () in state[:-2]:
             raise ValueError(f"the state of {self.name} must hold {self.form}; got {', '.join(sorted(named))}")
         if place.ndim != 1 or place.dtype != torch.int64 or any(x.shape[:1] != place.shape for x in named.values()):
             raise ValueError(f"the state's tensors must have as many rows as its position, int64 [N], has numbers; got "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import _C, Tensor
@@ -152,6 +152,71 @@ def per_row(weights: Any, rows: int) -> Any:  # ruff: ignore[any-type] - any str
     return tuple(per_row(x, rows) for x in weights)
 
 
+class Started(NamedTuple):
+    """A call whose options are checked: where its state begins, and how it runs."""
+
+    rule: NetworkRule
+    parts: Parts
+    position: Tensor | None
+    """None where every row begins at its first token."""
+    given: Any
+    """The initial state."""
+    dtype: torch.dtype
+    wanted: bool
+    """Whether the final state is returned."""
+    form: str
+    limit: int
+
+    def finish(self, parts: Parts, sizes: dict[str, int], like: Tensor, cu_seqlens: Tensor | None) -> Any:  # ruff: ignore[any-type] - any structure
+        """Return the state after the call, if wanted."""
+        if not self.wanted:
+            return None
+        lengths = sizes["T"] if cu_seqlens is None else cu_seqlens.diff().to(torch.int64)
+        start = like.new_zeros(sizes["N"], dtype=torch.int64) if self.position is None else self.position
+        return self.rule.state_type(*apart(parts, {id(x) for x in pytree.tree_leaves(self.given)}), start + lengths)
+
+
+def begin_call(
+    rule: NetworkRule,
+    sizes: dict[str, int],
+    begun: Parts,
+    initial_state: Any,  # ruff: ignore[any-type] - any structure
+    dtype: torch.dtype,
+    output_final_state: bool,
+    form: Form,
+    chunk_size: int | None,
+    backend: Backend | None,
+    *,
+    scale: float | None = None,
+    l2norm: bool = False,
+    ignored: str = "",
+) -> Started:
+    """Check the options and the initial state, ``begun`` where there is none, but for its ``ignored`` field."""
+    check_flag("output_final_state", output_final_state)
+    chosen_form = choose_form(rule, sizes["T"], form)
+    limit = check_options(rule, (), scale, chunk_size, backend, l2norm)
+    parts, position = begun, None
+    if initial_state is not None:
+        if ignored and type(initial_state) is rule.state_type:
+            initial_state = initial_state._replace(**{ignored: ()})
+        _check_state(rule, initial_state, begun, sizes["N"])
+        parts, position = widened(tuple(initial_state[:-1]), dtype), initial_state.position
+    return Started(rule, parts, position, initial_state, dtype, output_final_state, chosen_form, limit)
+
+
+def run_sequence(
+    learner: Learner,
+    tokens: list[Tensor],
+    neutral: list[float],
+    parts: Parts,
+    started: Started,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Parts]:
+    """Run wide, aligned tokens through a learner, from where a call begins."""
+    with full_precision(tokens[0]):
+        return _Run(learner, started.form, started.limit, neutral)(tokens, parts, started.position, cu_seqlens)
+
+
 def call(
     rule: NetworkRule,
     tokens: dict[str, Tensor],
@@ -168,36 +233,23 @@ def call(
     backend: Backend | None,
 ) -> tuple[Tensor, Any]:
     """Run checked tokens through a learner, and return ``(o, state)``; ``state`` is None unless asked for."""
-    check_flag("output_final_state", output_final_state)
-    chosen_form = choose_form(rule, sizes["T"], form)
-    limit = check_options(rule, (), scale, chunk_size, backend, use_qk_l2norm_in_kernel)
-    first = next(iter(tokens.values()))
-    last = tokens.get("v", first)
-    dtype = compute_dtype(last.dtype)
-    with full_precision(last):
-        begun = learner.begin(sizes["N"])
-        if initial_state is None:
-            parts, position = begun, None
-        else:
-            _check_state(rule, initial_state, begun, sizes["N"])
-            parts, position = widened(tuple(initial_state[:-1]), dtype), initial_state.position
-        wide = _prepared(tokens, dtype, use_qk_l2norm_in_kernel, sizes)
-        run = _Run(rule, learner, chosen_form, limit, [rule.neutral.get(name, 0.0) for name in tokens])
-        out, parts = run(wide, parts, position, cu_seqlens)
-        if scale is not None:
-            out = out * scale
-        if not output_final_state:
-            return out.to(last.dtype), None
-        lengths = sizes["T"] if cu_seqlens is None else cu_seqlens.diff().to(torch.int64)
-        start = first.new_zeros(sizes["N"], dtype=torch.int64) if position is None else position
-        state = rule.state_type(*_apart(parts, {id(x) for x in pytree.tree_leaves(initial_state)}), start + lengths)
-    return out.to(last.dtype), state
+    last = tokens.get("v", next(iter(tokens.values())))
+    started = begin_call(
+        rule, sizes, learner.begin(sizes["N"]), initial_state, compute_dtype(last.dtype), output_final_state, form,
+        chunk_size, backend, scale=scale, l2norm=use_qk_l2norm_in_kernel,
+    )  # fmt: skip
+    wide = _prepared(tokens, started.dtype, use_qk_l2norm_in_kernel, sizes)
+    neutral = [rule.neutral.get(name, 0.0) for name in tokens]
+    out, parts = run_sequence(learner, wide, neutral, started.parts, started, cu_seqlens)
+    if scale is not None:
+        out = out * scale
+    return out.to(last.dtype), started.finish(parts, sizes, last, cu_seqlens)
 
 
-def _apart(parts: Any, taken: set[int]) -> Any:  # ruff: ignore[any-type] - any structure
+def apart(parts: Any, taken: set[int]) -> Any:  # ruff: ignore[any-type] - any structure
     """Copy what is an input, stands there twice or shares memory between rows, so that a state is the caller's own."""
     if not isinstance(parts, Tensor):
-        return tuple(_apart(x, taken) for x in parts)
+        return tuple(apart(x, taken) for x in parts)
     if id(parts) in taken or parts._is_view() or not parts.is_contiguous():
         return parts.clone(memory_format=torch.contiguous_format)
     taken.add(id(parts))
@@ -221,9 +273,9 @@ def _prepared(
 class _Run:
     """One call behind its checks: a token loop or blocks, over rows or packed sequences."""
 
-    def __init__(self, rule: NetworkRule, learner: Learner, form: str, limit: int, neutral: list[float]) -> None:
+    def __init__(self, learner: Learner, form: str, limit: int, neutral: list[float]) -> None:
         """Keep what stays the same for all sequences."""
-        self.rule, self.learner, self.limit, self.neutral = rule, learner, limit, neutral
+        self.learner, self.limit, self.neutral = learner, limit, neutral
         self.loops = form == "recurrent"
         self.period = 1 if self.loops else math.lcm(*learner.mini_batches)
 
@@ -305,5 +357,5 @@ class _Run:
         return out, carried[0]
 
     def _nothing(self, tokens: list[Tensor]) -> Tensor:
-        like = tokens[2] if "v" in self.rule.axes else tokens[0]
+        like = tokens[self.learner.shaped]
         return like.new_zeros((like.shape[0], 0, *like.shape[2:]))

@@ -15,6 +15,7 @@ from innerloop import dispatch
 from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, serves
 from innerloop.dispatch import Plan
 from innerloop.rule import Rule, State, get, take_gates
+from innerloop.rules.cms import CMSState, cms, cms_update
 from innerloop.rules.delta_product import delta_product
 from innerloop.rules.delta_rule import delta_rule
 from innerloop.rules.gated_delta_rule import gated_delta_rule
@@ -38,6 +39,7 @@ from innerloop.rules.ttt import TTTState, ttt
 
 __all__ = [
     "AttentionState",
+    "CMSState",
     "HopeState",
     "HopeWeights",
     "MesaState",
@@ -46,6 +48,8 @@ __all__ = [
     "NormalizedState",
     "TTTState",
     "TitansState",
+    "cms",
+    "cms_update",
     "delta_product",
     "delta_rule",
     "explain",

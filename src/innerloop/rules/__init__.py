@@ -3,6 +3,7 @@
 from innerloop import network
 from innerloop.rule import register
 from innerloop.rules import (
+    cms,
     delta_product,
     delta_rule,
     gated_delta_rule,
@@ -48,7 +49,7 @@ ALL = (
 for _module in ALL:
     register(_module.RULE)
 
-NETWORKS = (ttt, titans, hope)
+NETWORKS = (ttt, titans, hope, cms)
 """Those whose memory is a network: their states hold as many weights as the caller's network has."""
 
 for _module in NETWORKS:

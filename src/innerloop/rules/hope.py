@@ -94,6 +94,8 @@ RULE = Hope()
 class _Learner:
     """The inner loop of a call."""
 
+    shaped = 0
+
     def __init__(
         self, weights: HopeWeights, rate_max: float, read: Read, style: Style, normalize_v: bool, sizes: tuple[int, int]
     ) -> None:

@@ -67,6 +67,8 @@ RULE = Titans()
 class _Learner:
     """The inner loop of a call."""
 
+    shaped = 2
+
     def __init__(
         self, weights: Weights, activation: Activation, residual: bool, normalized: bool, mini_batch: int
     ) -> None:

@@ -52,6 +52,8 @@ RULE = TTT()
 class _Learner:
     """The inner loop of a call."""
 
+    shaped = 2
+
     def __init__(self, weights: Weights, norm_weight: Tensor, norm_bias: Tensor, factor: Tensor) -> None:
         """Take the first weights, the norm's, and what multiplies the sum of gradients at each place ``[C]``."""
         self.weights, self.norm_weight, self.norm_bias, self.factor = weights, norm_weight, norm_bias, factor

@@ -21,7 +21,7 @@ class NetworkCall:
 
     rule: NetworkRule
     tokens: dict[str, Tensor]
-    """By the name of the argument; the first are positional."""
+    """By the name of the argument; the first one or two are positional."""
     shared: dict[str, Any]
     """Weights, and what else all rows share: tensors, or tuples of them."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class NetworkCall:
         """Run the rule's public function, with the final state."""
         given = {"initial_state": self.state, "output_final_state": True, **self.settings, **options}
         tokens = dict(self.tokens)
-        first = [tokens.pop(name) for name in self.rule.axes]
+        first = [tokens.pop(name) for name in self.rule.axes if name != "target"]
         return getattr(ops, self.rule.name)(*first, **tokens, **self.shared, **given)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -86,6 +86,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "everywhere": {"hidden": 6, "mini_batch": (16, 4), "dgd": "all", "residual": False},
     },
+    "cms": {"three": {"periods": (1, 4, 16), "activation": "gelu"}, "odd": {"periods": (3, 5), "activation": "silu"}},
 }
 """By rule and name, settings that take other paths."""
 
@@ -229,10 +230,19 @@ def _draw_hope(rule: NetworkRule, pen: Pen, settings: dict[str, Any]) -> Network
     return NetworkCall(rule, tokens, {"weights": weights}, settings)
 
 
+def _draw_cms(rule: NetworkRule, pen: Pen, settings: dict[str, Any]) -> NetworkCall:
+    pen.sizes |= {"n": len(settings["periods"]), "D": pen.sizes["K"]}
+    tokens = {"x": pen.unit("B", "T", "H", "D"), "target": pen.unit("B", "T", "n", "H", "D")}
+    tokens["rate"] = 0.03 * pen.uniform("B", "T", "n", "H")
+    weights = tuple((pen.matrix("H", "D", 6 + i), pen.matrix("H", 6 + i, "D")) for i in range(pen.sizes["n"]))
+    return NetworkCall(rule, tokens, {"weights": weights}, settings)
+
+
 _DRAWS: dict[str, Callable[[NetworkRule, Pen, dict[str, Any]], NetworkCall]] = {
     "ttt": _draw_ttt,
     "titans": _draw_titans,
     "hope": _draw_hope,
+    "cms": _draw_cms,
 }
 
 
