@@ -306,7 +306,7 @@ def test_with_mini_batches_of_one_a_repeated_pair_is_recalled_by_half(form):
     assert_close(o[0, 0, 0], want, torch.float32)
 
 
-def cms_of_one_head(xs, targets, rates, levels, periods, activation):
+def cms_of_one_head(xs, targets, rates, levels, periods, activation="gelu_tanh", normalize_step=False):
     """Return the outputs and the last (weights, sums) of the chain, token by token through all levels."""
     levels, sums = [list(pair) for pair in levels], [[torch.zeros_like(w) for w in pair] for pair in levels]
     outputs, updates = [], [0] * len(levels)
@@ -315,7 +315,9 @@ def cms_of_one_head(xs, targets, rates, levels, periods, activation):
             y = h + ACTIVATIONS[activation](h @ pair[0]) @ pair[1]
             frozen = h + ACTIVATIONS[activation](h @ pair[0]) @ pair[1]
             found = slopes(((frozen - target[n]) ** 2).sum() / 2, pair)
-            sums[n] = [s + rate[n] * g for s, g in zip(sums[n], found, strict=True)]
+            bends = [(h @ h) * pair[1].norm() ** 2, ACTIVATIONS[activation](h @ pair[0]).norm() ** 2]
+            damp = [1 + normalize_step * periods[n] * rate[n] * bend for bend in bends]
+            sums[n] = [s + rate[n] / d * g for s, g, d in zip(sums[n], found, damp, strict=True)]
             h = y
             if t % periods[n] == 0:
                 levels[n] = [w - s for w, s in zip(pair, sums[n], strict=True)]

@@ -8,8 +8,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from innerloop.algebra.mlp import ACTIVATIONS, Activation, Weights, activate, apply_mlp
-from innerloop.algebra.windows import add_gradients, window_block
+from innerloop.algebra.mlp import ACTIVATIONS, Activation, Weights, activate, apply_mlp, layers_of
+from innerloop.algebra.windows import add_gradients, damped, window_block
 from innerloop.checks import Backend, Form
 from innerloop.network import NetworkRule
 from innerloop.network_call import (
@@ -17,6 +17,7 @@ from innerloop.network_call import (
     begin_call,
     check_choice,
     check_count,
+    check_flag,
     check_tokens,
     check_weights,
     per_row,
@@ -66,9 +67,10 @@ class _Level:
 
     shaped = 0
 
-    def __init__(self, weights: Weights, period: int, activation: Activation) -> None:
+    def __init__(self, weights: Weights, period: int, activation: Activation, normalized: bool) -> None:
         """Take the first weights and the window."""
         self.weights, self.mini_batches, self.activation = weights, (period,), activation
+        self.damped_by = period if normalized else 0
 
     def begin(self, rows: int) -> tuple[Weights, Weights]:
         """Return the first weights, and nothing found."""
@@ -87,7 +89,9 @@ class _Level:
             return apply_mlp(weights, x[..., None, :], self.activation, True)[..., 0, :]
 
         slopes = torch.func.grad(lambda weights: 0.5 * (answer(weights) - target).square().sum())(weights)
-        total = tuple(s + rate[..., None, None] * slope for s, slope in zip(total, slopes, strict=True))
+        inputs, _ = layers_of(weights, x[..., None, :], self.activation)
+        rates = damped(rate[..., None], weights, inputs, self.damped_by)
+        total = tuple(s + r[..., None] * slope for s, slope, r in zip(total, slopes, rates, strict=True))
         return answer(weights), (weights, total)
 
     def block(
@@ -97,7 +101,7 @@ class _Level:
         del real, place
         x, target, rate = tokens
         weights, total = parts
-        y, total = window_block(x, target, rate, weights, total, self.activation)
+        y, total = window_block(x, target, rate, weights, total, self.activation, self.damped_by)
         return y, (weights, total)
 
     def turn(self, parts: tuple[Weights, Weights], index: int) -> tuple[Weights, Weights]:
@@ -115,6 +119,7 @@ def cms(
     rate: Tensor,
     periods: tuple[int, ...],
     activation: Activation = "gelu_tanh",
+    normalize_step: bool = False,
     initial_state: CMSState | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
@@ -141,6 +146,8 @@ def cms(
         rate: Of each level, ``[B, T, n, H]``, at least 0. Sums grow with the period: rates should fall with it.
         periods: Tokens of each level's window.
         activation: ``"gelu"``, ``"gelu_tanh"``, ``"silu"`` or ``"relu"``.
+        normalize_step: Divide each layer's rate by ``1 + C rate c``, C the period and c a bound on the loss's curvature
+            in that layer; ``cms_update`` takes rates as given.
         initial_state: ``CMSState(weights, accumulated, pending, position)`` before the first token.
         output_final_state: Whether to return the state after the last token.
         cu_seqlens: Bounds of N packed sequences in one row (B=1), ``[N+1]``, int32 or int64.
@@ -172,7 +179,8 @@ def cms(
     tokens = {"x": x, "target": target, "rate": rate} if target is not None else {"x": x, "rate": rate}
     sizes = check_tokens(RULE, tokens, cu_seqlens)
     check_choice("activation", activation, ACTIVATIONS)
-    levels = _levels(weights, periods, activation, sizes, x)
+    check_flag("normalize_step", normalize_step)
+    levels = _levels(weights, periods, activation, normalize_step, sizes, x)
     if target is None and cu_seqlens is not None:
         raise ValueError("cu_seqlens goes with targets: a gradient from outside comes for rows; got target=None")
     begun = (*zip(*(level.begin(sizes["N"]) for level in levels), strict=True), ())
@@ -196,7 +204,12 @@ def cms(
 
 
 def _levels(
-    weights: tuple[Weights, ...], periods: tuple[int, ...], activation: Activation, sizes: dict[str, int], x: Tensor
+    weights: tuple[Weights, ...],
+    periods: tuple[int, ...],
+    activation: Activation,
+    normalized: bool,
+    sizes: dict[str, int],
+    x: Tensor,
 ) -> list[_Level]:
     for name, given in (("weights", weights), ("periods", periods)):
         if not isinstance(given, tuple | list) or len(given) != sizes["n"]:
@@ -209,7 +222,9 @@ def _levels(
         hidden = f"h{number}"
         check_weights(f"weights[{number}]", pair, [("H", "D", hidden), ("H", hidden, "D")], sizes, x)
     dtype = compute_dtype(x.dtype)
-    return [_Level(widened(pair, dtype), int(c), activation) for pair, c in zip(weights, periods, strict=True)]
+    return [
+        _Level(widened(pair, dtype), int(c), activation, normalized) for pair, c in zip(weights, periods, strict=True)
+    ]
 
 
 def _pend(h: Tensor, weights: Weights, rate: Tensor, level: _Level) -> tuple[Tensor, ...]:
@@ -283,8 +298,8 @@ def _moved(
     ended = position // period * period - (position - length)  # tokens of this piece in windows that are closed
     closed = (torch.arange(length, device=rate.device) < ended[:, None])[:, None]  # [N, 1, T]
     any_closed = (ended > 0).view(-1, 1, 1, 1)
-    done = add_gradients(total, inputs, signals, rate * closed)
-    rest = add_gradients(tuple(torch.zeros_like(x) for x in total), inputs, signals, rate * ~closed)
+    done = add_gradients(total, inputs, signals, [rate * closed] * 2)
+    rest = add_gradients(tuple(torch.zeros_like(x) for x in total), inputs, signals, [rate * ~closed] * 2)
     moved = tuple(torch.where(any_closed, w - x, w) for w, x in zip(weights, done, strict=True))
     kept = tuple(torch.where(any_closed, x, y + x) for x, y in zip(rest, total, strict=True))
     return moved, kept

@@ -86,7 +86,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "everywhere": {"hidden": 6, "mini_batch": (16, 4), "dgd": "all", "residual": False},
     },
-    "cms": {"three": {"periods": (1, 4, 16), "activation": "gelu"}, "odd": {"periods": (3, 5), "activation": "silu"}},
+    "cms": {
+        "three": {"periods": (1, 4, 16), "activation": "gelu"},
+        "odd": {"periods": (3, 5), "activation": "silu"},
+        "damped": {"periods": (5, 2), "normalize_step": True},
+    },
 }
 """By rule and name, settings that take other paths."""
 
