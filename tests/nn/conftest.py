@@ -65,10 +65,11 @@ NETWORKS = {
 
 
 def pytest_generate_tests(metafunc):
-    """Hold memories that are networks to what holds for every layer, and not to what is about gates and compilers."""
-    if "name" in metafunc.fixturenames and metafunc.module.__name__.endswith(("test_contract", "test_networks")):
-        own = metafunc.module.__name__.endswith("test_networks")
-        metafunc.parametrize("name", [*({} if own else DEFAULTS | VARIANTS), *NETWORKS])
+    """Give ``name`` every layer and variant; networks where it is not about gates of matrices and compilers."""
+    if "name" in metafunc.fixturenames:
+        module = metafunc.module.__name__
+        known = NETWORKS if module.endswith("test_networks") else DEFAULTS | VARIANTS
+        metafunc.parametrize("name", [*known, *(NETWORKS if module.endswith("test_contract") else ())])
 
 
 def make(name, *, wide=False):
@@ -106,12 +107,6 @@ def kit():
         tokens = staticmethod(tokens)
 
     return Kit
-
-
-@pytest.fixture(params=[*DEFAULTS, *VARIANTS])
-def name(request):
-    """Every layer and variant."""
-    return request.param
 
 
 @pytest.fixture(params=DEFAULTS)
