@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import _C, Tensor
@@ -16,13 +16,16 @@ from innerloop.kernels.native import missing
 from innerloop.rule import Gate, Gates, Rule, State
 from innerloop.shapes import check_shape, check_tensor, compute_dtype
 
+if TYPE_CHECKING:
+    from innerloop.network import NetworkRule
+
 Form = Literal["auto", "recurrent", "chunk"]
 Backend = Literal["torch", "cpu"]
 FORMS: tuple[str, ...] = get_args(Form)
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
 
-def choose_form(rule: Rule, length: int, form: Form) -> str:
+def choose_form(rule: Rule | NetworkRule, length: int, form: Form) -> str:
     """Return the form that a call of this length takes."""
     if form == "auto":
         return "recurrent" if length == 1 or not rule.has_chunk else "chunk"
@@ -47,7 +50,7 @@ def serves(rule: Rule, q: Tensor, form: str, backend: str | None) -> bool:
     return False
 
 
-def refusal(rule: Rule, q: Tensor | None = None, form: str = "auto") -> str:
+def refusal(rule: Rule | NetworkRule, q: Tensor | None = None, form: str = "auto") -> str:
     """Return why no native kernel takes a call of the rule, or an empty string."""
     if rule.family is None or rule.family.native is None:
         return f"{rule.name} has no native kernel"
@@ -64,7 +67,7 @@ def _refuse(reason: str) -> None:
 
 
 def check_options(
-    rule: Rule,
+    rule: Rule | NetworkRule,
     constants: tuple[float, ...],
     scale: float | None = None,
     chunk_size: int | None = None,

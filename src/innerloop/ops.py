@@ -15,11 +15,13 @@ from innerloop import dispatch
 from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, serves
 from innerloop.dispatch import Plan
 from innerloop.rule import Rule, State, get, take_gates
+from innerloop.rules.cms import CMSState, cms, cms_update
 from innerloop.rules.delta_product import delta_product
 from innerloop.rules.delta_rule import delta_rule
 from innerloop.rules.gated_delta_rule import gated_delta_rule
 from innerloop.rules.gdn2 import gdn2
 from innerloop.rules.gla import gla
+from innerloop.rules.hope import HopeState, HopeWeights, hope
 from innerloop.rules.kda import kda
 from innerloop.rules.linear_attention import linear_attention
 from innerloop.rules.longhorn import longhorn
@@ -32,19 +34,29 @@ from innerloop.rules.recursive_least_squares import MomentState, recursive_least
 from innerloop.rules.retention import retention
 from innerloop.rules.rwkv7 import rwkv7
 from innerloop.rules.softmax_attention import AttentionState, softmax_attention
+from innerloop.rules.titans import TitansState, titans
+from innerloop.rules.ttt import TTTState, ttt
 
 __all__ = [
     "AttentionState",
+    "CMSState",
+    "HopeState",
+    "HopeWeights",
     "MesaState",
     "MomentState",
     "MomentumState",
     "NormalizedState",
+    "TTTState",
+    "TitansState",
+    "cms",
+    "cms_update",
     "delta_product",
     "delta_rule",
     "explain",
     "gated_delta_rule",
     "gdn2",
     "gla",
+    "hope",
     "kda",
     "linear_attention",
     "longhorn",
@@ -59,6 +71,8 @@ __all__ = [
     "rwkv7",
     "softmax_attention",
     "step",
+    "titans",
+    "ttt",
 ]
 
 

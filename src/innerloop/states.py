@@ -1,7 +1,8 @@
 """What is done to a state between calls: kept, moved, reordered, selected, cut back, written to a file and read again.
 
-A state is a tensor, or a NamedTuple of tensors; axis 0 of each counts rows. Everything here takes a state and returns a
-new one of the same structure, and takes None, which stands for the empty memory, wherever that has a meaning.
+A state is a tensor, or a NamedTuple of tensors, or of tuples of them; axis 0 of each counts rows. Everything here takes
+a state and returns a new one of the same structure, and takes None, which stands for the empty memory, wherever that
+has a meaning.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import innerloop.rules  # ruff: ignore[unused-import] - rules go by their names here, so the list must have been read
+from innerloop.network import NetworkRule, find
 from innerloop.rule import Rule, State, get
 from innerloop.shapes import check_shape
 
@@ -161,7 +163,7 @@ def reorder(state: State, index: Tensor | Sequence[int]) -> State:
     return _mapped(state, lambda x: x.index_select(0, chosen.to(x.device)))
 
 
-def crop(rule: str | Rule, state: State, length: int | Tensor) -> State:
+def crop(rule: str | Rule | NetworkRule, state: State, length: int | Tensor) -> State:
     """Forget all but the first tokens, where the memory still has them apart: softmax attention alone.
 
     Args:
@@ -188,8 +190,8 @@ def crop(rule: str | Rule, state: State, length: int | Tensor) -> State:
             ...
         ValueError: linear_attention cannot forget single tokens; keep a clone to go back to
     """
-    rule = get(rule)
-    if not rule.grows:
+    rule = _known(rule)
+    if isinstance(rule, NetworkRule) or not rule.grows:
         raise ValueError(f"{rule.name} cannot forget single tokens; keep a clone to go back to")
     named = _checked(rule, state)
     (counts,) = (name for name, axes in rule.states.items() if not axes)
@@ -214,7 +216,7 @@ def crop(rule: str | Rule, state: State, length: int | Tensor) -> State:
     return rule.packed_state(list(named.values()))
 
 
-def save(path: str | os.PathLike[str], rule: str | Rule, state: State) -> None:
+def save(path: str | os.PathLike[str], rule: str | Rule | NetworkRule, state: State) -> None:
     """Write a state to a safetensors file; whatever interrupts it, the path holds the old file or the new one.
 
     Args:
@@ -236,8 +238,24 @@ def save(path: str | os.PathLike[str], rule: str | Rule, state: State) -> None:
         >>> states.load(file, "delta_rule").shape
         torch.Size([1, 2, 3, 4])
     """
-    rule = get(rule)
-    write(path, _checked(rule, state), _metadata(rule))
+    rule = _known(rule)
+    write(path, named(rule, state), _metadata(rule))
+
+
+def _known(rule: str | Rule | NetworkRule) -> Rule | NetworkRule:
+    return rule if isinstance(rule, NetworkRule) else find(rule) or get(rule)
+
+
+def named(rule: Rule | NetworkRule, state: State) -> dict[str, Tensor]:
+    """Return the tensors of a state by name; TypeError or ValueError if it is not the rule's."""
+    return rule.named(state) if isinstance(rule, NetworkRule) else _checked(rule, state)
+
+
+def from_named(rule: Rule | NetworkRule, tensors: dict[str, Tensor]) -> State:
+    """Return the state whose tensors have these names; TypeError or ValueError if it would not be the rule's."""
+    if isinstance(rule, NetworkRule):
+        return rule.from_named(tensors)
+    return rule.packed_state(list(_checked(rule, rule.packed_state([tensors[x] for x in rule.states])).values()))
 
 
 def write(path: str | os.PathLike[str], named: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -271,7 +289,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor
         raise ValueError(f"{path} must be a whole safetensors file; it cannot be read: {what}") from None
 
 
-def load(path: str | os.PathLike[str], rule: str | Rule) -> State:
+def load(path: str | os.PathLike[str], rule: str | Rule | NetworkRule) -> State:
     """Read what ``save`` wrote, to the bit.
 
     Args:
@@ -285,22 +303,24 @@ def load(path: str | os.PathLike[str], rule: str | Rule) -> State:
         ValueError: If the file holds something else, another rule's state, one of another version, or is damaged.
         OSError: If there is no such file.
     """
-    rule = get(rule)
-    metadata, named = read(path)
+    rule = _known(rule)
+    metadata, found = read(path)
     _check_metadata(path, rule, metadata)
-    if set(named) != set(rule.states):
-        raise ValueError(f"{path} must hold {', '.join(rule.states)}; got {', '.join(named) or 'nothing'}")
+    wanted = found if isinstance(rule, NetworkRule) else rule.states
+    if set(found) != set(wanted):
+        raise ValueError(f"{path} must hold {', '.join(wanted)}; got {', '.join(found) or 'nothing'}")
     try:
-        return rule.packed_state(list(_checked(rule, rule.packed_state([named[x] for x in rule.states])).values()))
+        return from_named(rule, found)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} does not fit together: {error}") from None
 
 
-def _metadata(rule: Rule) -> dict[str, str]:
-    return {"format": _FORMAT, "version": str(VERSION), "rule": rule.name, "states": json.dumps(rule.states)}
+def _metadata(rule: Rule | NetworkRule) -> dict[str, str]:
+    states = rule.form if isinstance(rule, NetworkRule) else json.dumps(rule.states)
+    return {"format": _FORMAT, "version": str(VERSION), "rule": rule.name, "states": states}
 
 
-def _check_metadata(path: str | os.PathLike[str], rule: Rule, found: dict[str, str]) -> None:
+def _check_metadata(path: str | os.PathLike[str], rule: Rule | NetworkRule, found: dict[str, str]) -> None:
     if found.get("format") != _FORMAT:
         raise ValueError(f"{path} must be a file that states.save wrote; it is some other safetensors file")
     if found.get("version") != str(VERSION):
@@ -355,13 +375,16 @@ def _checked_rows(first: Tensor, rows: Tensor | Sequence[int], name: str) -> Ten
 def _tensors(state: State) -> tuple[Tensor, ...]:
     if state is None or isinstance(state, Tensor):
         return () if state is None else (state,)
-    if not isinstance(state, tuple) or not all(isinstance(x, Tensor) for x in state):
+    if not isinstance(state, tuple):
         raise TypeError(f"state must be a tensor, a NamedTuple of tensors, or None; got {type(state).__name__}")
-    return state
+    if all(isinstance(x, Tensor) for x in state):
+        return state
+    return tuple(x for part in state for x in _tensors(part))
 
 
 def _mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:  # ruff: ignore[any-type] - a State is any structure
-    mapped = [function(x) for x in _tensors(state)]
     if state is None or isinstance(state, Tensor):
-        return mapped[0] if mapped else None
-    return type(state)(*mapped)
+        return None if state is None else function(state)
+    _tensors(state)
+    mapped = [function(x) if isinstance(x, Tensor) else _mapped(x, function) for x in state]
+    return type(state)(*mapped) if hasattr(state, "_fields") else tuple(mapped)

@@ -48,10 +48,33 @@ VARIANTS = {
     "RWKV7-last": {"heads": 2, "key_width": 5, "value_width": 3},
 }
 
+# Memories that are networks. Small mini-batches, so that short sequences cross several.
+NETWORKS = {
+    "TTT": {"heads": 2, "mini_batch": 4},
+    "TTT-mlp": {"heads": 2, "key_width": 4, "memory": "mlp", "mini_batch": 3, "output_gate": True},
+    "Titans": {"heads": 2, "key_width": 5, "mini_batch": 4},
+    "Titans-deep": {"heads": 2, "depth": 3, "expansion": 1, "mini_batch": 3, "normalize_step": False, "taps": 0},
+    "Titans-mac": {"heads": 2, "key_width": 4, "variant": "mac", "mini_batch": 4, "persistent": 3},
+    "Titans-mag": {"heads": 2, "variant": "mag", "mini_batch": 4, "window": 3, "persistent": 0},
+    "Titans-mal": {"heads": 2, "variant": "mal", "mini_batch": 5, "window": 4, "normalize_v": False},
+    "Hope": {"heads": 2, "mini_batch": (4, 3), "periods": (2, 3)},
+    "Hope-mlp": {"heads": 2, "memory": "mlp", "mini_batch": (4, 4), "periods": (), "taps": 0},
+    "Hope-before": {"heads": 2, "memory": "mlp", "read": "before", "mini_batch": (1, 1), "periods": (3,)},
+    "CMS": {"periods": (1, 3, 4), "expansion": 1},
+}
+
+
+def pytest_generate_tests(metafunc):
+    """Give ``name`` every layer and variant; networks where it is not about gates of matrices and compilers."""
+    if "name" in metafunc.fixturenames:
+        module = metafunc.module.__name__
+        known = NETWORKS if module.endswith("test_networks") else DEFAULTS | VARIANTS
+        metafunc.parametrize("name", [*known, *(NETWORKS if module.endswith("test_contract") else ())])
+
 
 def make(name, *, wide=False):
     """Return a layer as its constructor makes it; a wide one has heads enough for statistics."""
-    kwargs = dict(DEFAULTS.get(name, VARIANTS.get(name)))
+    kwargs = dict((DEFAULTS | VARIANTS | NETWORKS)[name])
     if wide and "heads" in kwargs:
         kwargs |= {"heads": 16} | ({"value_heads": 32} if "value_heads" in kwargs else {})
     return getattr(nn, name.partition("-")[0])(64 if wide else D, **kwargs)
@@ -78,17 +101,12 @@ def kit():
     class Kit:
         width = D
         defaults = DEFAULTS
+        networks = NETWORKS
         make = staticmethod(make)
         build = staticmethod(build)
         tokens = staticmethod(tokens)
 
     return Kit
-
-
-@pytest.fixture(params=[*DEFAULTS, *VARIANTS])
-def name(request):
-    """Every layer and variant."""
-    return request.param
 
 
 @pytest.fixture(params=DEFAULTS)

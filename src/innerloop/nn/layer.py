@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from innerloop.checks import check_bounds, check_packing
+from innerloop.network import find
 from innerloop.nn.convolution import ShortConvolution
 from innerloop.nn.sequences import Packed, Sequences, arrange, readable
 from innerloop.nn.state import LayerState
@@ -132,6 +133,50 @@ class Turn:
             **options,
         )
         return o
+
+    def learn(self, function: Callable[..., Any], *tokens: Tensor, part: str = "", **options: Any) -> Tensor:
+        """Run an op whose memory is a network; a layer's second memory is kept under the name of its ``part``."""
+        before = None if self.past is None else self.past.memory
+        rule = find(function.__name__)
+        assert rule is not None
+        if part and self.past is not None:
+            own = {name: x for name, x in self.past.windows.items() if name.startswith(f"{part}.")}
+            before = rule.from_named({name.removeprefix(f"{part}."): x for name, x in own.items()})
+        o, after = function(
+            *tokens, initial_state=before, output_final_state=True, cu_seqlens=self.sequences.bounds, **options
+        )
+        if part:
+            self.windows |= {f"{part}.{name}": x for name, x in rule.named(after).items()}
+        else:
+            self.memory = after
+        return o
+
+    def look_back(self, name: str, x: Tensor, width: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """Put the last tokens of ``[B, T, C]`` in front of each sequence, as ``shift`` does.
+
+        Returns:
+            The longer row or rows, where each token stands in it if not behind, and for each place of it the sequence
+            that it belongs to and its position there, below 0 before the first token.
+        """
+        row, place, self.windows[name] = self.sequences.behind(self._window(name, width - 1, x), x)
+        before = self.position[:, None] + torch.arange(1 - width, 0, device=x.device)
+        owner = torch.arange(self.rows, device=x.device)[:, None].expand_as(before)
+        own = self.positions().new_zeros(x.shape[:2]) if place is None else self.sequences.own(x.shape[1])[None]
+        if place is None:
+            own = own + torch.arange(self.rows, device=x.device)[:, None]
+        pairs = ((before, self.positions()), (owner, own))
+        spot, owner = (self.sequences.behind(old[..., None], new[..., None])[0][..., 0] for old, new in pairs)
+        return row, place, owner, spot
+
+    def held(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """Return what the state keeps under a name, ``[N, *shape]``."""
+        assert self.past is not None
+        found = self.past.windows.get(name)
+        if found is None or tuple(found.shape[1:]) != shape:
+            got = "none" if found is None else list(found.shape)
+            raise ValueError(f"the state's window {name!r} must have shape {[self.rows, *shape]}; got {got}. "
+                             "Give a layer only what it or one built alike has returned.")  # fmt: skip
+        return found
 
     def after(self) -> LayerState:
         """Return the state after this call."""

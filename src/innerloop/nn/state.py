@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from innerloop import states
+from innerloop.network import NetworkRule, find
 from innerloop.rule import State, get
 
 __all__ = ["VERSION", "LayerState"]
@@ -99,8 +100,8 @@ class LayerState:
         Raises:
             OSError: If the file cannot be written.
         """
-        parts = zip(get(self.rule).states, get(self.rule).state_tensors(self.memory), strict=True)
-        named = {f"memory.{name}": x for name, x in parts}
+        rule = find(self.rule) or get(self.rule)
+        named = {f"memory.{name}": x for name, x in states.named(rule, self.memory).items()}
         named |= {f"windows.{name}": x for name, x in self.windows.items()}
         names = json.dumps((*named, "position"))  # in their order, which a pytree minds
         metadata = {"format": _FORMAT, "version": str(VERSION), "rule": self.rule, "tensors": names}
@@ -126,15 +127,19 @@ class LayerState:
         if metadata.get("version") != str(VERSION):
             raise ValueError(f"{path} must have version {VERSION}; got {metadata.get('version')}. "
                              "Load it with the release of innerloop that wrote it.")  # fmt: skip
-        rule = get(metadata.get("rule", ""))
+        name = metadata.get("rule", "")
+        rule = find(name) or get(name)
         order = json.loads(metadata.get("tensors", "[]"))
-        wanted = {"position", *order, *(f"memory.{name}" for name in rule.states)}
+        wanted = {"position", *order}
+        if not isinstance(rule, NetworkRule):
+            wanted |= {f"memory.{name}" for name in rule.states}
         if set(named) != wanted:
             raise ValueError(f"{path} must hold {', '.join(sorted(wanted))}; got {', '.join(sorted(named))}")
         rows = named["position"].shape
         if len(rows) != 1 or any(x.shape[:1] != rows for x in named.values()):
             raise ValueError(f"{path} does not fit together: its tensors must have as many rows as position")
-        memory = rule.packed_state([named[f"memory.{name}"] for name in rule.states])
+        own = {x.removeprefix("memory."): named[x] for x in order if x.startswith("memory.")}
+        memory = states.from_named(rule, own)
         windows = {name.removeprefix("windows."): named[name] for name in order if name.startswith("windows.")}
         return cls(rule.name, memory, windows, named["position"])
 

@@ -19,8 +19,8 @@ class TitansLinear(Layer):
         \theta = \theta_{\max} \sigma(W_\theta x), \qquad \eta = \sigma(W_\eta x), \qquad
         \alpha = \sigma(W_\alpha x + a), \qquad y = W_o (\mathrm{RMSNorm}(o) \circ \mathrm{SiLU}(W_z x))
 
-    Behrouz et al. (2024), arXiv:2501.00663, with a linear memory. Forgetting begins at 1e-3 a token: at 1/2 a memory
-    would be empty after 16. With unit keys a rate of at most 1 is stable at any momentum.
+    Behrouz et al. (2024), arXiv:2501.00663, with a linear memory. Forgetting begins at 3e-4 a token, a half-life of
+    2,000: at 1/2 a memory would be empty after 16. With unit keys a rate of at most 1 is stable at any momentum.
 
     Args:
         width: Of the model, D.
@@ -67,7 +67,7 @@ class TitansLinear(Layer):
         G = self.value_heads
         self.streams = Streams(width, {"query": heads * K, "key": heads * K, "value": G * V}, taps)
         self.theta, self.eta = GateProjection(width, G, start=0.0), GateProjection(width, G, start=0.0)
-        self.alpha = GateProjection(width, G, start=-6.9)
+        self.alpha = GateProjection(width, G, start=-8.0)
         self.gate = Projection(width, G * V) if output_gate else None
         self.norm = RMSNorm(V)
         self.output = Projection(G * V, width)

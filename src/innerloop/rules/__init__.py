@@ -1,12 +1,15 @@
 """The published rules, one file each; this list is where the rest of the library learns of them."""
 
+from innerloop import network
 from innerloop.rule import register
 from innerloop.rules import (
+    cms,
     delta_product,
     delta_rule,
     gated_delta_rule,
     gdn2,
     gla,
+    hope,
     kda,
     linear_attention,
     longhorn,
@@ -19,6 +22,8 @@ from innerloop.rules import (
     retention,
     rwkv7,
     softmax_attention,
+    titans,
+    ttt,
 )
 
 ALL = (
@@ -43,3 +48,9 @@ ALL = (
 
 for _module in ALL:
     register(_module.RULE)
+
+NETWORKS = (ttt, titans, hope, cms)
+"""Those whose memory is a network: their states hold as many weights as the caller's network has."""
+
+for _module in NETWORKS:
+    network.register(_module.RULE)
