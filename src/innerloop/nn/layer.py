@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from innerloop.algebra.convolution import own
 from innerloop.checks import check_bounds, check_packing
 from innerloop.network import find
 from innerloop.nn.convolution import ShortConvolution
@@ -161,10 +162,11 @@ class Turn:
         row, place, self.windows[name] = self.sequences.behind(self._window(name, width - 1, x), x)
         before = self.position[:, None] + torch.arange(1 - width, 0, device=x.device)
         owner = torch.arange(self.rows, device=x.device)[:, None].expand_as(before)
-        own = self.positions().new_zeros(x.shape[:2]) if place is None else self.sequences.own(x.shape[1])[None]
-        if place is None:
-            own = own + torch.arange(self.rows, device=x.device)[:, None]
-        pairs = ((before, self.positions()), (owner, own))
+        bounds = self.sequences.bounds
+        mine = torch.arange(self.rows, device=x.device)[:, None].expand(x.shape[:2]) if bounds is None else (
+            own(bounds, x.shape[1])[None]
+        )  # fmt: skip
+        pairs = ((before, self.positions()), (owner, mine))
         spot, owner = (self.sequences.behind(old[..., None], new[..., None])[0][..., 0] for old, new in pairs)
         return row, place, owner, spot
 
