@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from itertools import chain, pairwise
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
@@ -13,7 +14,7 @@ from torch import _C, Tensor
 
 from innerloop.kernels.native import missing
 from innerloop.rule import Gate, Gates, Rule, State
-from innerloop.shapes import check_shape, check_tensor
+from innerloop.shapes import check_shape, check_tensor, compute_dtype
 
 Form = Literal["auto", "recurrent", "chunk"]
 Backend = Literal["torch", "cpu"]
@@ -161,6 +162,22 @@ def check_token(rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state
         sizes = _check_tokens(rule, q, k, v, gates, axes)
         _check_state(rule, state, sizes, sizes["B"], q, "the state")
         _remember(rule, key, [])
+
+
+def check_overwrite(rule: Rule, inputs: Sequence[Tensor | None], state: State, overwrite_state: bool) -> None:
+    """Check that a state's memory may take the next one."""
+    if overwrite_state is not True:
+        raise TypeError(f"overwrite_state must be True or False; got {overwrite_state!r:.40}")
+    if rule.grows:
+        raise ValueError(f"overwrite_state must be False for {rule.name}, whose state grows; got True")
+    states = rule.state_tensors(state)
+    if torch.is_grad_enabled() and _C._any_requires_grad(*inputs, *states):
+        raise ValueError("overwrite_state must be False where a gradient is recorded; got True. Use torch.no_grad().")
+    wide = compute_dtype(inputs[0].dtype)  # pyright: ignore[reportOptionalMemberAccess]
+    for x in states:
+        if not x.is_contiguous() or (x.dtype is not wide and x.is_floating_point()) or x.is_neg():
+            raise ValueError(f"overwrite_state wants a contiguous state of {wide}; got one of {_word(x)}, strides "
+                             f"{list(x.stride())}. Take the state that a step returned, or None.")  # fmt: skip
 
 
 def _structure(

@@ -7,7 +7,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import _C, Tensor
 
-from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, choose_form, refusal, serves
+from innerloop.checks import (
+    Backend,
+    Form,
+    check_inputs,
+    check_options,
+    check_overwrite,
+    check_token,
+    choose_form,
+    refusal,
+    serves,
+)
+from innerloop.kernels.native import Values
 from innerloop.kernels.native.scalar import CHUNK
 from innerloop.kernels.operator import Options, is_plain
 from innerloop.kernels.portable import full_precision
@@ -65,6 +76,19 @@ def call(
     return out, state if output_final_state else None
 
 
+_READY: dict[Rule, tuple[list[Any], Values]] = {}
+"""The newest step of each rule that passed the checks, ready for tensors of the same structure."""
+
+
+def _step_key(args: tuple[Any, ...], *options: object) -> list[Any] | None:
+    try:
+        return [*options, *map(type, options), torch.get_num_threads(), *[
+            x if x is None else (x.shape, x.stride(), x.dtype, x.is_cpu) for x in args
+        ]]  # fmt: skip
+    except (AttributeError, TypeError, RuntimeError):  # not a tensor, or one without strides
+        return None
+
+
 def step(
     rule: Rule,
     q: Tensor,
@@ -76,19 +100,43 @@ def step(
     state: State,
     scale: float | None,
     use_qk_l2norm_in_kernel: bool,
+    overwrite_state: bool,
 ) -> tuple[Tensor, State]:
     """Check one token, write and read it; values are not looked at."""
+    key = None
+    native = None if rule.family is None or rule.axes is not Rule.axes else rule.family.native
+    if native is not None and native.present:
+        args = (q, k, v, *gates.values(), state)
+        key = _step_key(args, scale, use_qk_l2norm_in_kernel, overwrite_state)
+        if is_plain(args) and not (torch.is_grad_enabled() and _C._any_requires_grad(*args)):
+            ready = _READY.get(rule)
+            if ready is not None and ready[0] == key:
+                return native.token(ready[1], q, k, v, rule.complete(gates, v), state, overwrite_state)
+        else:
+            key = None
     check_token(rule, q, k, v, gates, state)
+    if overwrite_state is not False and (overwrite_state is not True or state is not None):
+        check_overwrite(rule, (q, k, v, *gates.values()), state, overwrite_state)
     check_options(rule, constants, scale, l2norm=use_qk_l2norm_in_kernel)
     if scale is None:
         scale = rule.default_scale(q.shape[-1])
     gates = rule.complete(gates, v)
     if serves(rule, q, "auto", None):
-        return _native_step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
-    if _C._is_any_autocast_enabled():
+        if key is not None and native is not None:
+            call = native.prepare_token(q, k, v, gates, state, float(scale), use_qk_l2norm_in_kernel)
+            _READY[rule] = key, call
+            return native.token(call, q, k, v, gates, state, overwrite_state)
+        out, after = _long_step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
+    elif _C._is_any_autocast_enabled():
         with full_precision(q):
-            return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
-    return _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
+            out, after = _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
+    else:
+        out, after = _step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
+    if not overwrite_state or state is None:
+        return out, after
+    for old, new in zip(rule.state_tensors(state), rule.state_tensors(after), strict=True):
+        old.copy_(new)  # pyright: ignore[reportOptionalMemberAccess]
+    return out, state
 
 
 def _step(
@@ -111,7 +159,7 @@ def _step(
     return out if out.dtype == v.dtype else out.to(v.dtype), state
 
 
-def _native_step(
+def _long_step(
     rule: Rule,
     q: Tensor,
     k: Tensor,
@@ -122,9 +170,7 @@ def _native_step(
     scale: float,
     l2norm: bool,
 ) -> tuple[Tensor, State]:
-    args = (q, k, v, *gates.values(), state)
-    if rule.axes is Rule.axes and is_plain(args) and not (torch.is_grad_enabled() and _C._any_requires_grad(*args)):
-        return rule.family.native.token(q, k, v, gates, state, scale, l2norm)  # pyright: ignore[reportOptionalMemberAccess]
+    """Take a step as a sequence of one token: for derivatives, compilers, and rules with several writes a token."""
     gates = {name: x if x is None else x.unsqueeze(1) for name, x in gates.items()}
     options = Options(None, scale, l2norm, 1, constants)
     out, state = rule.chunk(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), state=state, options=options, **gates)

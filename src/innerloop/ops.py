@@ -144,6 +144,7 @@ def step(
     state: State,
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
+    overwrite_state: bool = False,
     **gates: Any,
 ) -> tuple[Tensor, State]:
     r"""Write one token into a rule's memory and read it.
@@ -158,6 +159,8 @@ def step(
         state: The rule's state before this token; None before the first.
         scale: Finite number that multiplies the read; the rule's default if None.
         use_qk_l2norm_in_kernel: Make q and k unit length first, ``x * rsqrt(sum(x^2) + 1e-6)``.
+        overwrite_state: Write the next state into the memory of the given one, which a loop that needs no other copy of
+            it does twice as fast; without gradients only, and not for a state that grows.
         **gates: The rule's gates and constants by name, without a time axis. Their values are not looked at.
 
     Returns:
@@ -165,7 +168,8 @@ def step(
 
     Raises:
         TypeError: If an input is no float tensor, or dtypes differ.
-        ValueError: If the rule or a gate is unknown, a gate is missing, or a shape disagrees.
+        ValueError: If the rule or a gate is unknown, a gate is missing, a shape disagrees, or the state cannot be
+            overwritten.
 
     Example:
         >>> import torch
@@ -181,8 +185,9 @@ def step(
     rule = get(rule)
     taken, constants = take_gates(rule, gates)
     return dispatch.step(
-        rule, q, k, v, taken, constants, state=state, scale=scale, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel
-    )
+        rule, q, k, v, taken, constants, state=state, scale=scale, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        overwrite_state=overwrite_state,
+    )  # fmt: skip
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Plan:

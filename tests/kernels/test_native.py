@@ -169,3 +169,41 @@ def test_every_instruction_set_of_this_machine_gives_the_same():
     assert found[0][0] == "plain"
     for other in found[1:]:
         assert [float(x) for x in other[1:]] == pytest.approx([float(x) for x in found[0][1:]], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [rule.RULE.name for rule in rules.ALL])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_overwritten_state_is_the_next_one(name, dtype):
+    call = draw_call(name, T=1, K=19, V=37, state=True, dtype=dtype)
+    q, k, v = (x[:, 0] for x in (call.q, call.k, call.v))
+    gates = {gate: x[:, 0] for gate, x in call.rule.complete(call.gates, call.v).items() if x is not None}
+    if name in {"retention", "mesa"}:
+        gates |= {gate: call.gates[gate] for gate in ("g", "lamb") if gate in call.gates and call.gates[gate].ndim < 3}
+    if call.rule.grows:
+        with pytest.raises(ValueError, match="overwrite_state must be False for softmax_attention, whose state grows"):
+            ops.step(name, q, k, v, state=call.state, overwrite_state=True, **gates)
+        return
+    want, after = ops.step(name, q, k, v, state=call.state, **gates)
+    owned = call.map(lambda _, x: x.float().clone()).state
+    places = [x.data_ptr() for x in call.rule.state_tensors(owned)]
+    got, same = ops.step(name, q, k, v, state=owned, overwrite_state=True, **gates)
+    assert [x.data_ptr() for x in call.rule.state_tensors(same)] == places
+    assert torch.equal(got, want)
+    for x, y in zip(call.rule.state_tensors(same), call.rule.state_tensors(after), strict=True):
+        assert torch.equal(x, y)
+    empty, first = ops.step(name, q, k, v, state=None, overwrite_state=True, **gates)
+    assert torch.equal(empty, ops.step(name, q, k, v, state=None, **gates)[0])
+    assert first is not None
+
+
+def test_a_state_that_cannot_be_overwritten_is_refused():
+    q, k, v = torch.randn(3, 2, 3, 4).unbind(0)
+    state = torch.zeros(2, 3, 4, 4)
+    tracked = state.clone().requires_grad_()
+    wrong = ((state.double(), "contiguous state of torch.float32; got one of float64"), (state.mT, "contiguous state"),
+             (tracked, "where a gradient is recorded"))  # fmt: skip
+    for given, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            ops.step("linear_attention", q, k, v, state=given, overwrite_state=True)
+    with pytest.raises(TypeError, match="overwrite_state must be True or False; got 1"):
+        ops.step("linear_attention", q, k, v, state=None, overwrite_state=1)

@@ -18,7 +18,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from innerloop.kernels.native import Native
+from innerloop.kernels.native import Kernel, Native
 from innerloop.kernels.portable import Dense, Portable, full_precision
 from innerloop.shapes import compute_dtype
 
@@ -144,10 +144,16 @@ class Operator:
                 return self._outputs(args)
         return self._outputs(args)
 
+    def _serving(self, args: Sequence[Any]) -> Kernel | None:
+        """Return the native kernel if it takes a call: inputs, then options, of which the last says whether it may."""
+        native = self.native
+        return native if native is not None and native.present and args[self._end - 1] and args[0].is_cpu else None
+
     def _outputs(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
         inputs, options = args[: self._inputs], args[self._inputs :]
-        if self.native is not None and self.native.present and options[-1] and inputs[0].is_cpu:
-            return self.native.forward(inputs, options)
+        native = self._serving(args)
+        if native is not None:
+            return native.forward(inputs, options)[0]
         outputs = self.portable(inputs, options)
         if not self._fresh:
             outputs = _apart(outputs, inputs)
@@ -182,15 +188,19 @@ class Operator:
             # One level: functorch has already peeled its own when the Autograd key is reached.
             @staticmethod
             def forward(ctx: Any, keyset: _C.DispatchKeySet | None, *args: Any) -> tuple[Tensor, ...]:  # ruff: ignore[any-type] - the framework's own
-                ctx.save_for_backward(*args[:saved])
                 ctx.rest = args[saved:]
                 ctx.set_materialize_grads(False)
-                if keyset is None:
+                left = None
+                ctx.native = native = operator._serving(args) if keyset is None else None
+                if native is not None:
+                    outputs, left = native.forward(args[:inputs], args[inputs:], leave=True)
+                elif keyset is None:
                     outputs = operator._outputs(args)
                 else:
                     # On: under torch.func the next level's derivative is recorded below this one.
                     with torch.enable_grad():
                         outputs = tuple(operator._op.redispatch(keyset & _BELOW_AUTOGRAD, *args))
+                ctx.save_for_backward(*args[:saved], *(() if left is None else (left,)))
                 if operator._counts:
                     ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
                 return outputs
@@ -198,7 +208,11 @@ class Operator:
             @staticmethod
             def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # ruff: ignore[any-type] - the framework's own
                 needs = ctx.needs_input_grad[1 : inputs + 1]
-                found = iter(operator._backward(*ctx.saved_tensors, *ctx.rest, *grads, needs))
+                given, left = (*ctx.saved_tensors[:saved], *ctx.rest), ctx.saved_tensors[saved:]
+                if ctx.native is not None and not torch.is_grad_enabled():
+                    found = iter(ctx.native.backward(given[:inputs], given[inputs:], grads, needs, *left))
+                else:
+                    found = iter(operator._backward(*given, *grads, needs))
                 return (
                     None,
                     *(next(found) if need else None for need in needs),
@@ -209,9 +223,10 @@ class Operator:
 
     def _gradients(self, *args: Any) -> list[Tensor]:
         options = args[self._inputs : self._end]
-        if self.native is not None and self.native.present and options[-1] and args[0].is_cpu:
+        native = self._serving(args)
+        if native is not None:
             *grads, needs = args[self._end :]
-            return self.native.backward(args[: self._inputs], options, grads, needs)
+            return native.backward(args[: self._inputs], options, grads, needs)
         with torch.enable_grad():
             grads = self._differentiate([None if x is None else x.detach() for x in args[: self._inputs]], args, False)
         return _apart(grads, args)

@@ -12,21 +12,24 @@ namespace innerloop::INNERLOOP_ISA {
 template <class T>
 struct Backward {
   Chunk<T> chunk;
-  T *states, *updates;      // at every chunk's start [K, V]; of every token [V]
+  Trail<T> trails[kTogether];
   T *faded, *value;
   T *slope, *scaled;        // [2C, V]: dO and under it dR; the same, times scale p and -beta p
   T *turned, *turned_slope; // [V, K]: S and dS' turned
   T *turned_update;         // [V, C]
   T *by_score, *by_pair;    // [C, C]: dM and dA, then dM' and G
   T *past, *write;          // [2C, K]: X and Y; [C, K]: Z
-  T *grad_q, *grad_k, *grad_v, *grad_state;
+  T *grad_q, *grad_k, *grad_v;
+  T *grad_state, *grad_states[kTogether];  // the one that is at hand, and all
   T* by_decay;              // [C], of one token
   double *by_total, *by_rate;
 
   Backward(Arena& arena, const Frame<T>& f, int64_t chunks) {
+    for (T*& state : grad_states) state = arena.take<T>(f.K * f.step_v);
+    for (int64_t n = 0; n < f.call.together && !f.call.trail; ++n)
+      trails[n] = {arena.take<T>(chunks * Trail<T>::block(f)), Trail<T>::block(f), f.K * f.step_v};
     const int64_t c = f.C, square = c * f.step_c;
     chunk.take(arena, f);
-    states = arena.take<T>(chunks * f.K * f.step_v), updates = arena.take<T>(chunks * c * f.step_v);
     faded = arena.take<T>(c * f.step_v), value = arena.take<T>(c * f.step_v);
     slope = arena.take<T>(2 * c * f.step_v), scaled = arena.take<T>(2 * c * f.step_v);
     turned = arena.take<T>(f.wide_v * f.step_k), turned_slope = arena.take<T>(f.wide_v * f.step_k);
@@ -34,31 +37,29 @@ struct Backward {
     by_score = arena.take<T>(square), by_pair = arena.take<T>(square);
     past = arena.take<T>(2 * c * f.step_k), write = arena.take<T>(c * f.step_k);
     grad_q = arena.take<T>(c * f.step_k), grad_k = arena.take<T>(c * f.step_k), grad_v = arena.take<T>(f.step_v);
-    grad_state = arena.take<T>(f.K * f.step_v), by_decay = arena.take<T>(f.wide_c);
+    by_decay = arena.take<T>(f.wide_c);
     by_total = arena.take<double>(f.wide_c), by_rate = arena.take<double>(f.wide_c);
   }
 };
 
-// Fill in the memory at every chunk's start and every token's write.
+// The trail of a forward that left none.
 template <class T>
-static void replay(Backward<T>& x, const Frame<T>& f) {
-  const int64_t matrix = f.K * f.step_v, chunks = f.chunks();
-  if (f.call.state) read_state(f, f.call.state, x.states);
+static void replay(Backward<T>& x, const Frame<T>& f, const Trail<T>& trail) {
+  const int64_t chunks = f.chunks();
+  if (f.call.state && chunks) read_state(f, f.call.state, trail.state(0));
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
-    const T* start = i == 0 && !f.call.state ? nullptr : x.states + i * matrix;
-    T* update = x.updates + i * f.C * f.step_v;
+    const T* start = i == 0 && !f.call.state ? nullptr : trail.state(i);
+    T* update = trail.update(i);
     read_tokens(x.chunk, f, begin, size, false);
     read_values(f, begin, size, update);
-    ask_ahead(f.call.k, f, begin + size, f.key_head(), f.K);
     if (f.call.corrects) {
       fill_coefficients(x.chunk, f, size, false);
       if (start)
         product<T>({x.chunk.keys(f, size), f.step_k}, size, {start, f.step_v}, f.wide_v, f.K, {x.chunk.read, f.step_v});
       correct<T>(x.chunk, f, size, update, start ? x.chunk.read : nullptr);
     }
-    ask_ahead(f.call.v, f, begin + size, f.head, f.V);
-    if (i + 1 < chunks) remember<T>(x.chunk, f, size, update, x.faded, start, x.states + (i + 1) * matrix);
+    if (i + 1 < chunks) remember<T>(x.chunk, f, size, update, x.faded, start, trail.state(i + 1));
   }
 }
 
@@ -223,20 +224,16 @@ static void write_gradients(Backward<T>& x, const Frame<T>& f, int64_t begin, in
 }
 
 template <class T>
-static void backward_chunk(Backward<T>& x, const Frame<T>& f, int64_t i, bool pulled) {
+static void backward_chunk(Backward<T>& x, const Frame<T>& f, const Trail<T>& trail, int64_t i, bool pulled) {
   const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
-  const T* start = i == 0 && !f.call.state ? nullptr : x.states + i * f.K * f.step_v;
-  const T* update = x.updates + i * f.C * f.step_v;
+  const T* start = i == 0 && !f.call.state ? nullptr : trail.state(i);
+  const T* update = trail.update(i);
   for (int64_t t = 0; t < size; ++t) x.by_total[t] = x.by_rate[t] = 0;
   read_tokens(x.chunk, f, begin, size, true);
   if (f.call.corrects) read_values(f, begin, size, x.value);
-  ask_ahead(f.call.q, f, begin - f.C, f.key_head(), f.K);
   fill_coefficients(x.chunk, f, size, true);
-  ask_ahead(f.call.k, f, begin - f.C, f.key_head(), f.K);
   pull_back_writes(x, f, begin, size, pulled);
-  ask_ahead(f.call.grad_out, f, begin - f.C, f.head, f.V);
   pull_back_coefficients(x, f, size, update);
-  if (f.call.corrects) ask_ahead(f.call.v, f, begin - f.C, f.head, f.V);
   pull_back_keys(x, f, size, update, start, pulled);
   pull_back_gates(x, f, begin, size, start, pulled);
   if (i > 0 || f.call.grad_state) pull_back_state(x, f, size, pulled);
@@ -245,22 +242,32 @@ static void backward_chunk(Backward<T>& x, const Frame<T>& f, int64_t i, bool pu
 
 template <class T>
 static void backward(const ScalarCall& call, int64_t job, char* scratch) {
-  const Frame<T> f(call, job);
+  const Share share(call, job);
   Arena arena{scratch};
-  Backward<T> x(arena, f, f.chunks());
-  bool pulled = call.grad_final;
-  if (pulled) read_state(f, call.grad_final, x.grad_state);
-  replay(x, f);
-  for (int64_t i = f.chunks() - 1; i >= 0; --i) {
-    backward_chunk(x, f, i, pulled);
-    pulled = true;
+  const Frame<T> first(call, share.sequence, share.head);
+  const int64_t chunks = first.chunks();
+  Backward<T> x(arena, first, chunks);
+  for (int64_t n = 0; n < share.heads; ++n) {
+    const Frame<T> f(call, share.sequence, share.head + n);
+    if (call.trail) x.trails[n] = Trail<T>::of_call(f);
+    else replay(x, f, x.trails[n]);
+    if (call.grad_final) read_state(f, call.grad_final, x.grad_states[n]);
   }
-  if (call.grad_state) write_state(f, pulled ? x.grad_state : nullptr, call.grad_state);
+  for (int64_t i = chunks - 1; i >= 0; --i)
+    for (int64_t n = 0; n < share.heads; ++n) {
+      x.grad_state = x.grad_states[n];
+      backward_chunk(x, Frame<T>(call, share.sequence, share.head + n), x.trails[n], i, call.grad_final || i + 1 < chunks);
+    }
+  for (int64_t n = 0; n < share.heads && call.grad_state; ++n) {
+    const Frame<T> f(call, share.sequence, share.head + n);
+    if (chunks) write_state(f, x.grad_states[n], call.grad_state);
+    else pass_state(f, call.grad_final, call.grad_state);
+  }
 }
 
 template <class T>
 static int64_t backward_scratch(const ScalarCall& call) {
-  Frame<T> f(call, 0);
+  Frame<T> f(call, 0, 0);
   int64_t longest = call.header.bounds ? 0 : call.header.length;
   for (int64_t n = 0; call.header.bounds && n < call.header.sequences; ++n) {
     const int64_t length = call.header.bounds[n + 1] - call.header.bounds[n];

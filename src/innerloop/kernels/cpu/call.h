@@ -26,11 +26,13 @@ struct ScalarCall {
   Header header;
   int64_t corrects;  // 0: the pair is added; 1: the delta rule; 2: the delta rule at the rate of the proximal step
   int64_t key_heads, heads, key_width, width;
+  int64_t together;  // heads of one sequence that a job takes
   int64_t chunk, unit;
   int64_t wide;  // arithmetic and states are float64, not float32
   double scale;
   Strided q, k, v, g, beta;
   const void* state;  // [N, G, K, V], or absent for zeros
+  void* trail;        // memories and writes of every chunk, from the values to the gradients; absent: computed again
   void* out;          // [B, T, G, V] in v's element
   void* final;        // [N, G, K, V]
   Strided grad_out;
@@ -76,6 +78,7 @@ struct NormCall {
 };
 
 // What the library can compute. `way` is 0 for values and 1 for gradients; a job's scratch is aligned to 64 bytes.
+// `scratch` of way 2 is the size of the trail.
 struct Core {
   int64_t call_size;
   int64_t (*scratch)(const void* call, int64_t way);

@@ -17,11 +17,11 @@ struct Frame {
   int64_t step_k, step_v, step_c;  // from row to row
   int64_t sequence, head, begin, end, row;
 
-  Frame(const ScalarCall& c, int64_t job)
+  Frame(const ScalarCall& c, int64_t sequence_, int64_t head_)
       : call(c), K(c.key_width), V(c.width), C(smaller(c.chunk, c.header.length < 1 ? 1 : c.header.length)) {
     wide_k = padded<T>(K), wide_v = padded<T>(V), wide_c = padded<T>(C);
     step_k = spread<T>(K), step_v = spread<T>(V), step_c = spread<T>(C);
-    sequence = job / c.heads, head = job % c.heads;
+    sequence = sequence_, head = head_;
     begin = c.header.bounds ? c.header.bounds[sequence] : 0;
     end = c.header.bounds ? c.header.bounds[sequence + 1] : c.header.length;
     row = c.header.bounds ? 0 : sequence;
@@ -34,6 +34,19 @@ struct Frame {
   int64_t at(const Strided& x, int64_t token, int64_t of) const { return row * x.row + token * x.token + of * x.head; }
 };
 
+constexpr int64_t kTogether = 4;  // heads of a job at most
+
+// The heads of a job.
+struct Share {
+  int64_t sequence, head, heads;
+
+  Share(const ScalarCall& c, int64_t job) {
+    const int64_t shares = (c.heads + c.together - 1) / c.together;
+    sequence = job / shares, head = job % shares * c.together;
+    heads = smaller(c.together, c.heads - head);
+  }
+};
+
 // Hands out rows of a job's scratch; without memory it only counts.
 struct Arena {
   char* memory;
@@ -44,6 +57,30 @@ struct Arena {
     T* found = reinterpret_cast<T*>(memory + used);
     used += (count * int64_t(sizeof(T)) + 63) / 64 * 64;
     return memory ? found : nullptr;
+  }
+};
+
+// The memory at every chunk's start [K, V] and the chunk's writes [C, V], of one head.
+template <class T>
+struct Trail {
+  T* data = nullptr;
+  int64_t step = 0, matrix = 0;
+
+  T* state(int64_t i) const { return data + i * step; }
+  T* update(int64_t i) const { return data + i * step + matrix; }
+
+  static int64_t block(const Frame<T>& f) { return (f.K + f.C) * f.step_v; }
+  // Of the call's trail, where the heads of a chunk lie side by side; packed sequences begin a chunk of their own.
+  static Trail of_call(const Frame<T>& f) {
+    const Header& h = f.call.header;
+    const int64_t before = h.bounds ? (f.begin - h.bounds[0]) / f.C + f.sequence : f.sequence * f.chunks();
+    T* data = static_cast<T*>(f.call.trail) + (before * f.call.heads + f.head) * block(f);
+    return {data, f.call.heads * block(f), f.K * f.step_v};
+  }
+  static int64_t of_call_bytes(const Frame<T>& f) {
+    const Header& h = f.call.header;
+    const int64_t chunks = h.bounds ? h.length / f.C + h.sequences + 1 : h.sequences * f.chunks();
+    return chunks * f.call.heads * block(f) * int64_t(sizeof(T));
   }
 };
 
@@ -124,19 +161,6 @@ static void read_decays(Chunk<T>& x, const Frame<T>& f, int64_t begin, int64_t s
     x.minus[t] = -x.carry[t] * (f.call.corrects ? x.rate[t] : T(1));
   }
   x.last = x.carry[size - 1];
-}
-
-// Ask for rows that the next chunk will read: they lie a page apart, where no prefetcher of the processor's follows.
-template <class T>
-static void ask_ahead(const Strided& x, const Frame<T>& f, int64_t begin, int64_t of, int64_t n) {
-  constexpr int64_t sizes[] = {4, 8, 2, 2};
-  const int64_t size = sizes[x.element];
-  if (!x.data || x.column != 1) return;
-  const int64_t from = begin < f.begin ? f.begin : begin, to = smaller(f.end, begin + f.C);
-  for (int64_t t = from; t < to; ++t) {
-    const char* row = static_cast<const char*>(x.data) + f.at(x, t, of) * size;
-    for (int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(row + i, 0, 3);
-  }
 }
 
 // Read q and k of a token, made unit length where the call says so; t is its place in the chunk.
@@ -236,11 +260,16 @@ static void read_state(const Frame<T>& f, const void* data, T* to) {
 }
 template <class T>
 static void write_state(const Frame<T>& f, const T* from, void* data) {
-  for (int64_t k = 0; k < f.K; ++k) {
-    T* to = static_cast<T*>(data) + f.matrix() + k * f.V;
-    if (from) std::memcpy(to, from + k * f.step_v, f.V * sizeof(T));
-    else std::memset(to, 0, f.V * sizeof(T));
-  }
+  for (int64_t k = 0; k < f.K; ++k)
+    std::memcpy(static_cast<T*>(data) + f.matrix() + k * f.V, from + k * f.step_v, f.V * sizeof(T));
+}
+// Of a sequence without tokens, from one side to the other; absent: zeros.
+template <class T>
+static void pass_state(const Frame<T>& f, const void* from, void* to) {
+  if (!to) return;
+  const int64_t size = f.K * f.V;
+  if (from) std::memcpy(static_cast<T*>(to) + f.matrix(), static_cast<const T*>(from) + f.matrix(), size * sizeof(T));
+  else std::memset(static_cast<T*>(to) + f.matrix(), 0, size * sizeof(T));
 }
 
 }  // namespace innerloop::INNERLOOP_ISA

@@ -58,9 +58,12 @@ INNERLOOP_INLINE void narrow(double x, T* to) {
 
 template <class T, class E>
 static void read(const E* from, int64_t step, int64_t n, T* to) {
-  if (step == 1)
+  if (step == 1) {
     for (int64_t i = 0; i < n; ++i) to[i] = T(widen(from[i]));
-  else
+  } else if (step == 0) {  // an expanded number, as the gradient of a sum is
+    const T x = T(widen(*from));
+    for (int64_t i = 0; i < n; ++i) to[i] = x;
+  } else
     for (int64_t i = 0; i < n; ++i) to[i] = T(widen(from[i * step]));
 }
 

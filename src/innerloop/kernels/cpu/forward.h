@@ -9,57 +9,70 @@ namespace innerloop::INNERLOOP_ISA {
 template <class T>
 struct Forward {
   Chunk<T> chunk;
-  T *update, *faded, *state;
+  T *update, *faded;
+  T* states[kTogether];
 
   Forward(Arena& arena, const Frame<T>& f) {
     chunk.take(arena, f);
     update = arena.take<T>(f.C * f.step_v), faded = arena.take<T>(f.C * f.step_v);
-    state = arena.take<T>(f.K * f.step_v);
+    for (T*& state : states) state = arena.take<T>(f.K * f.step_v);
   }
 };
 
-// One chunk, with its outputs; returns the memory after it, which lies where `x.state` does.
+// One chunk, with its outputs: from the memory before (none: empty) to the one after (none: nobody asks).
 template <class T>
-static void forward_chunk(Forward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, bool empty, bool last) {
+static void forward_chunk(Forward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, T* update, const T* before,
+                          T* after) {
   Chunk<T>& chunk = x.chunk;
   read_tokens(chunk, f, begin, size, true);
-  read_values(f, begin, size, x.update);
-  ask_ahead(f.call.q, f, begin + size, f.key_head(), f.K);
+  read_values(f, begin, size, update);
   fill_coefficients(chunk, f, size, true);
-  ask_ahead(f.call.k, f, begin + size, f.key_head(), f.K);
   const int64_t asked = f.call.corrects ? 2 * size : size;
   T* read = chunk.read;
-  if (!empty) product<T>({chunk.qk, f.step_k}, asked, {x.state, f.step_v}, f.wide_v, f.K, {read, f.step_v});
-  ask_ahead(f.call.v, f, begin + size, f.head, f.V);
-  correct<T>(chunk, f, size, x.update, empty ? nullptr : read + size * f.step_v);
-  const Into<T> into{read, f.step_v, empty ? nullptr : read, empty ? nullptr : chunk.scaled_carry, 1, nullptr};
-  product<T>({chunk.scores, f.step_c}, size, {x.update, f.step_v}, f.wide_v, size, into, Part::lower_left);
+  if (before) product<T>({chunk.qk, f.step_k}, asked, {before, f.step_v}, f.wide_v, f.K, {read, f.step_v});
+  correct<T>(chunk, f, size, update, before ? read + size * f.step_v : nullptr);
+  const Into<T> into{read, f.step_v, before ? read : nullptr, before ? chunk.scaled_carry : nullptr, 1, nullptr};
+  product<T>({chunk.scores, f.step_c}, size, {update, f.step_v}, f.wide_v, size, into, Part::lower_left);
   for (int64_t t = 0; t < size; ++t)
     write_row(read + t * f.step_v, f.V, f.call.out, f.place(begin + t) * f.V, f.call.v.element);
-  if (!last || f.call.final) remember<T>(chunk, f, size, x.update, x.faded, empty ? nullptr : x.state, x.state);
+  if (after) remember<T>(chunk, f, size, update, x.faded, before, after);
 }
 
+// Chunk i of one head. With a trail the memories go into it, else there is one, changed in place.
+template <class T>
+static void forward_turn(Forward<T>& x, const Frame<T>& f, int64_t i, T* state) {
+  const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
+  const bool empty = i == 0 && !f.call.state, last = begin + size == f.end;
+  const Trail<T> trail = f.call.trail ? Trail<T>::of_call(f) : Trail<T>{};
+  T* before = f.call.trail ? trail.state(i) : state;
+  T* after = last && !f.call.final ? nullptr : last || !f.call.trail ? state : trail.state(i + 1);
+  if (i == 0 && f.call.state) read_state(f, f.call.state, before);
+  forward_chunk<T>(x, f, begin, size, f.call.trail ? trail.update(i) : x.update, empty ? nullptr : before, after);
+  if (last && f.call.final) write_state(f, state, f.call.final);
+}
+
+// Heads go side by side from chunk to chunk: what lies together in memory is read together.
 template <class T>
 static void forward(const ScalarCall& call, int64_t job, char* scratch) {
-  const Frame<T> f(call, job);
+  const Share share(call, job);
   Arena arena{scratch};
-  Forward<T> x(arena, f);
-  if (f.end - f.begin == 1) return token(x.chunk, f);
-  bool empty = !call.state;
-  if (call.state) read_state(f, call.state, x.state);
-  for (int64_t begin = f.begin; begin < f.end; begin += f.C) {
-    const int64_t size = smaller(f.C, f.end - begin);
-    forward_chunk(x, f, begin, size, empty, begin + size == f.end);
-    empty = false;
-  }
-  if (call.final) write_state(f, empty ? nullptr : x.state, call.final);
+  const Frame<T> first(call, share.sequence, share.head);
+  Forward<T> x(arena, first);
+  const int64_t chunks = first.chunks();
+  for (int64_t i = 0; i < chunks; ++i)
+    for (int64_t n = 0; n < share.heads; ++n) {
+      const Frame<T> f(call, share.sequence, share.head + n);
+      if (f.end - f.begin == 1 && !call.trail) token(x.chunk, f);
+      else forward_turn(x, f, i, x.states[n]);
+    }
+  for (int64_t n = 0; n < share.heads && chunks == 0; ++n)
+    pass_state(Frame<T>(call, share.sequence, share.head + n), call.state, call.final);
 }
 
 template <class T>
 static int64_t forward_scratch(const ScalarCall& call) {
-  const Frame<T> f(call, 0);
   Arena arena{nullptr};
-  Forward<T> x(arena, f);
+  Forward<T> x(arena, Frame<T>(call, 0, 0));
   return arena.used;
 }
 

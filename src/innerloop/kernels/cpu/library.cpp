@@ -9,6 +9,10 @@
 #include <immintrin.h>
 #endif
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "call.h"
 
 namespace innerloop {
@@ -21,6 +25,8 @@ INNERLOOP_DECLARE(plain)
 INNERLOOP_DECLARE(avx2)
 INNERLOOP_DECLARE(avx512)
 #endif
+
+constexpr int64_t kPage = int64_t(2) << 20;
 
 struct Choice {
   const char* name;
@@ -64,7 +70,16 @@ class FlushToZero {
 #endif
 };
 
-// A thread keeps its memory: fresh pages cost more than what is done with them. Very much of it is given back.
+// Fresh pages of 4 KB cost more than what is done with them; large ones are handed out five hundred times as fast.
+static void want_large_pages(void* data, int64_t size) {
+#ifdef __linux__
+  const uintptr_t page = kPage, from = (uintptr_t(data) + page - 1) / page * page, to = (uintptr_t(data) + size) / page * page;
+  if (to > from) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
+#endif
+  (void)data, (void)size;
+}
+
+// A thread keeps its memory from call to call, unless it is very much.
 class Memory {
   char* data = nullptr;
   int64_t size = 0;
@@ -75,9 +90,10 @@ class Memory {
   char* get(int64_t wanted) {
     if (wanted > size) {
       std::free(data);
-      size = (wanted + 4095) / 4096 * 4096;
-      data = static_cast<char*>(std::aligned_alloc(64, size));
+      size = (wanted + kPage - 1) / kPage * kPage;
+      data = static_cast<char*>(std::aligned_alloc(kPage, size));
       if (!data) size = 0;
+      want_large_pages(data, size);
     }
     return data;
   }
@@ -101,11 +117,20 @@ static int64_t run(const Core& core, const void* call, int64_t way) {
     const FlushToZero flush;
     char* mine = memory.get(scratch);
     failed = !mine;
+    if (header.length == 1) {
+      // From token to token a thread keeps its memories, which lie in its core's cache.
+#ifdef _OPENMP
+#pragma omp for schedule(static)
+#endif
+      for (int64_t job = 0; job < jobs; ++job)
+        if (mine) core.run(call, way, job, mine);
+    } else {
 #ifdef _OPENMP
 #pragma omp for schedule(dynamic, 1)
 #endif
-    for (int64_t job = 0; job < jobs; ++job)
-      if (mine) core.run(call, way, job, mine);
+      for (int64_t job = 0; job < jobs; ++job)
+        if (mine) core.run(call, way, job, mine);
+    }
     memory.give_back();
   }
   return failed ? 2 : 0;
@@ -124,6 +149,24 @@ extern "C" {
 __attribute__((visibility("default"))) int64_t innerloop_run(int64_t core, const void* call, int64_t way) {
   const int64_t wrong = innerloop::checked(*static_cast<const innerloop::Header*>(call));
   return wrong ? wrong : innerloop::run(innerloop::chosen.cores[core], call, way);
+}
+// A call prepared before, with the addresses of this one: core, way, size of the call, number of addresses, where each
+// goes, then the call itself, all counted in eight bytes.
+__attribute__((visibility("default"))) int64_t innerloop_again(const int64_t* plan, const int64_t* addresses) {
+  constexpr int64_t kMost = 256;
+  const int64_t size = plan[2], count = plan[3], *places = plan + 4, *call = places + count;
+  int64_t filled[kMost];
+  if (size > kMost) return 3;
+  std::memcpy(filled, call, size * sizeof(int64_t));
+  for (int64_t i = 0; i < count; ++i) filled[places[i]] = addresses[i];
+  return innerloop_run(plan[0], filled, plan[1]);
+}
+__attribute__((visibility("default"))) int64_t innerloop_scratch(int64_t core, const void* call, int64_t way) {
+  return innerloop::chosen.cores[core].scratch(call, way);
+}
+// Ask for large pages where [data, data + size) is touched for the first time.
+__attribute__((visibility("default"))) void innerloop_large_pages(void* data, int64_t size) {
+  innerloop::want_large_pages(data, size);
 }
 __attribute__((visibility("default"))) const char* innerloop_isa() { return innerloop::chosen.name; }
 // 0 for a core that this library does not have.

@@ -7,6 +7,8 @@ namespace innerloop::INNERLOOP_ISA {
 
 static int64_t scalar_scratch(const void* data, int64_t way) {
   const ScalarCall& call = *static_cast<const ScalarCall*>(data);
+  if (way == 2)
+    return call.wide ? Trail<double>::of_call_bytes(Frame<double>(call, 0, 0)) : Trail<float>::of_call_bytes(Frame<float>(call, 0, 0));
   if (call.wide) return way ? backward_scratch<double>(call) : forward_scratch<double>(call);
   return way ? backward_scratch<float>(call) : forward_scratch<float>(call);
 }

@@ -5,57 +5,111 @@
 
 namespace innerloop::INNERLOOP_ISA {
 
-// asked += k S and found += q S, four rows of S [K, V] at a time.
-template <class T>
-static void ask(const T* __restrict state, int64_t K, int64_t V, const T* __restrict k, const T* __restrict q,
-                T* __restrict asked, T* __restrict found) {
-  int64_t row = 0;
-  for (; row + 4 <= K; row += 4) {
-    const T *s = state + row * V, *x = k + row, *y = q + row;
-    const T *s1 = s + V, *s2 = s1 + V, *s3 = s2 + V;
-    for (int64_t i = 0; i < V; ++i) {
-      asked[i] += (x[0] * s[i] + x[1] * s1[i]) + (x[2] * s2[i] + x[3] * s3[i]);
-      found[i] += (y[0] * s[i] + y[1] * s1[i]) + (y[2] * s2[i] + y[3] * s3[i]);
+// asked += k S and found += q S for some rows of N vectors of columns, or of one column for N = 0.
+template <class T, int N>
+INNERLOOP_INLINE void ask(const T* state, int64_t rows, int64_t V, const T* k, const T* q, T* asked, T* found) {
+  if constexpr (N == 0) {
+    for (int64_t row = 0; row < rows; ++row) *asked += k[row] * state[row * V], *found += q[row] * state[row * V];
+  } else {
+    Vec<T> a[N], b[N];
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) a[j] = load(asked + j * kLanes<T>), b[j] = load(found + j * kLanes<T>);
+    for (int64_t row = 0; row < rows; ++row) {
+      const Vec<T> x = splat(k[row]), y = splat(q[row]);
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) {
+        Vec<T> s = load(state + row * V + j * kLanes<T>);
+        INNERLOOP_KEEP(s);  // else both products read it from memory
+        a[j] += x * s;
+        b[j] += y * s;
+      }
     }
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) store(asked + j * kLanes<T>, a[j]), store(found + j * kLanes<T>, b[j]);
   }
-  for (; row < K; ++row)
-    for (int64_t i = 0; i < V; ++i) {
-      asked[i] += k[row] * state[row * V + i];
-      found[i] += q[row] * state[row * V + i];
-    }
 }
 
-// after = p before + k u^T; no before: zeros.
+// Some rows at a time, so that the memory is read in the order in which it lies.
 template <class T>
-static void put(const T* __restrict before, int64_t K, int64_t V, T carry, const T* __restrict k,
-                const T* __restrict update, T* __restrict after) {
-  for (int64_t row = 0; row < K; ++row) {
-    const T key = k[row];
+static void ask_all(const Frame<T>& f, const T* state, const T* k, const T* q, T* asked, T* found) {
+  constexpr int64_t kSome = 16;
+  for (int64_t i = 0; i < f.wide_v; ++i) asked[i] = found[i] = 0;
+  for (int64_t row = 0; row < f.K; row += kSome) {
+    const T* s = state + row * f.V;
+    const int64_t rows = smaller(kSome, f.K - row);
+    int64_t i = 0;
+    for (; i + 4 * kLanes<T> <= f.V; i += 4 * kLanes<T>) ask<T, 4>(s + i, rows, f.V, k + row, q + row, asked + i, found + i);
+    for (; i + kLanes<T> <= f.V; i += kLanes<T>) ask<T, 1>(s + i, rows, f.V, k + row, q + row, asked + i, found + i);
+    for (; i < f.V; ++i) ask<T, 0>(s + i, rows, f.V, k + row, q + row, asked + i, found + i);
+  }
+}
+
+// after = p before + k u^T for some rows of N vectors of columns, or of one column for N = 0; both may be one memory.
+template <class T, int N>
+INNERLOOP_INLINE void put(const T* before, int64_t rows, int64_t V, T carry, const T* k, const T* update, T* after) {
+  if constexpr (N == 0) {
+    const T u = *update;
+    for (int64_t row = 0; row < rows; ++row) after[row * V] = carry * before[row * V] + k[row] * u;
+  } else {
+    const Vec<T> p = splat(carry);
+    Vec<T> u[N];
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) u[j] = load(update + j * kLanes<T>);
+    for (int64_t row = 0; row < rows; ++row) {
+      const Vec<T> x = splat(k[row]);
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) {
+        const int64_t at = row * V + j * kLanes<T>;
+        store(after + at, p * load(before + at) + x * u[j]);
+      }
+    }
+  }
+}
+
+// No before: zeros.
+template <class T>
+static void put_all(const Frame<T>& f, const T* before, T carry, const T* k, const T* update, T* after) {
+  constexpr int64_t kSome = 16;
+  const int64_t V = f.V;
+  if (!before) {
+    for (int64_t row = 0; row < f.K; ++row)
+      for (int64_t i = 0; i < V; ++i) after[row * V + i] = k[row] * update[i];
+    return;
+  }
+  for (int64_t row = 0; row < f.K; row += kSome) {
+    const T* from = before + row * V;
     T* to = after + row * V;
-    if (before)
-      for (int64_t i = 0; i < V; ++i) to[i] = carry * before[row * V + i] + key * update[i];
-    else
-      for (int64_t i = 0; i < V; ++i) to[i] = key * update[i];
+    const int64_t rows = smaller(kSome, f.K - row);
+    int64_t i = 0;
+    for (; i + 4 * kLanes<T> <= V; i += 4 * kLanes<T>) put<T, 4>(from + i, rows, V, carry, k + row, update + i, to + i);
+    for (; i + kLanes<T> <= V; i += kLanes<T>) put<T, 1>(from + i, rows, V, carry, k + row, update + i, to + i);
+    for (; i < V; ++i) put<T, 0>(from + i, rows, V, carry, k + row, update + i, to + i);
   }
 }
 
 template <class T>
 static void token(Chunk<T>& x, const Frame<T>& f) {
   const int64_t at = f.begin;
-  T *q = x.qk, *k = x.keys(f, 1), *update = x.v, *found = x.read, *asked = x.read + f.step_v;
+  T *q = x.qk, *k = x.keys(f, 1);
   read_token(x, f, at, 0, q, k, true);
   read_rates(x, f, at, 1);
   read_decays(x, f, at, 1);
-  read_values(f, at, 1, update);
-  for (int64_t i = 0; i < f.wide_v; ++i) asked[i] = found[i] = 0;
-  const T* state = f.call.state ? static_cast<const T*>(f.call.state) + f.matrix() : nullptr;
-  if (state) ask(state, f.K, f.V, k, q, asked, found);
-  if (f.call.corrects)
-    for (int64_t i = 0; i < f.V; ++i) update[i] = x.rate[0] * update[i] + x.minus[0] * asked[i];
-  const T own = T(f.call.scale) * dot(q, k, f.wide_k), past = x.scaled_carry[0];
-  for (int64_t i = 0; i < f.V; ++i) found[i] = past * found[i] + own * update[i];
+  read_values(f, at, 1, x.v);
+  const T* before = f.call.state ? static_cast<const T*>(f.call.state) + f.matrix() : nullptr;
+  T* after = f.call.final ? static_cast<T*>(f.call.final) + f.matrix() : nullptr;
+  const T own = T(f.call.scale) * dot(q, k, f.wide_k);
+  T *update = x.v, *found = x.read, *asked = x.read + f.step_v;
+  if (before) ask_all(f, before, k, q, asked, found);
+  const Vec<T> rate = splat(f.call.corrects ? x.rate[0] : T(1)), minus = splat(f.call.corrects ? x.minus[0] : T(0));
+  const Vec<T> past = splat(x.scaled_carry[0]);
+  for (int64_t i = 0; i < f.wide_v; i += kLanes<T>) {
+    Vec<T> u = load(update + i) * rate;
+    if (before) u += load(asked + i) * minus;
+    store(update + i, u);
+    store(found + i, before ? load(found + i) * past + u * own : u * own);
+  }
+  if (after) put_all(f, before, x.carry[0], k, update, after);
   write_row(found, f.V, f.call.out, f.place(at) * f.V, f.call.v.element);
-  if (f.call.final) put(state, f.K, f.V, x.carry[0], k, update, static_cast<T*>(f.call.final) + f.matrix());
 }
 
 }  // namespace innerloop::INNERLOOP_ISA

@@ -33,6 +33,15 @@ constexpr int64_t kLanes = kBytes / sizeof(T);
 
 #define INNERLOOP_INLINE static inline __attribute__((always_inline))
 
+// Keep a vector that was read where it is, in a register.
+#if defined(__x86_64__)
+#define INNERLOOP_KEEP(x) asm("" : "+x"(x))
+#elif defined(__aarch64__)
+#define INNERLOOP_KEEP(x) asm("" : "+w"(x))
+#else
+#define INNERLOOP_KEEP(x) (void)(x)
+#endif
+
 template <class T>
 INNERLOOP_INLINE Vec<T> load(const T* p) {
   return *reinterpret_cast<const typename Lanes<T>::loose*>(p);

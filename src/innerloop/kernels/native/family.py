@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from innerloop.kernels.native.library import Core
+from innerloop.kernels.native.library import Core, Plan
 
 State = Tensor | tuple[Tensor, ...] | None
+
+
+class Values(NamedTuple):
+    """A call for values, prepared: what is new in it are the addresses."""
+
+    run: Plan
+    out: Tensor
+    """Outlines of what it returns, and of what it can leave for the gradients."""
+    states: tuple[Tensor, ...]
+    trail: Tensor | None = None
 
 
 class Kernel(ABC):
@@ -23,14 +33,21 @@ class Kernel(ABC):
         self.present = self.core.present
 
     @abstractmethod
-    def forward(self, inputs: Sequence[Any], options: Sequence[Any]) -> tuple[Tensor, ...]:
-        """Return the operator's outputs: of a family ``o`` and the states after the last token."""
+    def forward(
+        self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
+    ) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return the outputs (of a family ``o`` and the states), and what is left for ``backward``, if it is wanted."""
 
     @abstractmethod
     def backward(
-        self, inputs: Sequence[Any], options: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[bool]
+        self,
+        inputs: Sequence[Any],
+        options: Sequence[Any],
+        grads: Sequence[Tensor | None],
+        needs: Sequence[bool],
+        left: Tensor | None = None,
     ) -> list[Tensor]:
-        """Return the gradients of those inputs that need one."""
+        """Return the gradients of those inputs that need one; with what ``forward`` left, nothing is computed twice."""
 
 
 class Native(Kernel):
@@ -42,7 +59,23 @@ class Native(Kernel):
         self.gates = gates
 
     @abstractmethod
-    def token(
+    def prepare_token(
         self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], state: State, scale: float, unit: bool
+    ) -> Values:
+        """Return a call for one token, ``[B, G, .]``, good for all tensors of these shapes, strides and dtypes."""
+
+    @abstractmethod
+    def token(
+        self,
+        call: Values,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: dict[str, Any],
+        state: State,
+        overwrite: bool,
     ) -> tuple[Tensor, State]:
-        """Return what one token ``[B, G, .]`` reads, and the state after it; no gradient is recorded."""
+        """Return what the token reads, and the state after it, in the memory of the one before it or not.
+
+        No gradient is recorded. A state to be overwritten is contiguous and in the precision of arithmetic.
+        """

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ HEADER = "5q"
 TENSOR = "6q"
 """What ``strided`` returns."""
 ABSENT = (0,) * 6
+_LARGE = 4 << 20
 _ONE_THREAD = 1 << 19
 """Multiplications below which a second thread costs more than it brings."""
 
@@ -40,11 +42,20 @@ def _open() -> tuple[Any, str]:
     library.innerloop_call_size.restype = ctypes.c_int64
     library.innerloop_run.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
     library.innerloop_run.restype = ctypes.c_int64
+    library.innerloop_again.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+    library.innerloop_again.restype = ctypes.c_int64
+    library.innerloop_scratch.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
+    library.innerloop_scratch.restype = ctypes.c_int64
+    library.innerloop_large_pages.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     library.innerloop_isa.restype = ctypes.c_char_p
     return library, ""
 
 
 _LIBRARY, _MISSING = _open()
+
+
+Plan = Callable[..., None]
+Prepared = TypeVar("Prepared")
 
 
 class Core:
@@ -66,10 +77,53 @@ class Core:
     def run(self, way: int, *fields: float) -> None:
         """Compute values (``way`` 0) or gradients (1) into the memory that the fields name."""
         failed = _LIBRARY.innerloop_run(self._number, self._layout.pack(*fields), way)
-        if failed == 1:
-            raise ValueError("cu_seqlens must rise from at least 0 to at most T")
         if failed:
-            raise MemoryError("no memory for a kernel's scratch")
+            _refuse(failed)
+
+    def plan(self, way: int, places: Sequence[int], *fields: float) -> Plan:
+        """Return a function that runs this call again with other addresses, in the fields counted by ``places``."""
+        call = self._layout.pack(*fields)
+        head = struct.pack(f"={4 + len(places)}q", self._number, way, len(call) // 8, len(places), *places)
+        plan, pack = head + call, struct.Struct(f"={len(places)}q").pack
+
+        def again(*addresses: int) -> None:
+            failed = _LIBRARY.innerloop_again(plan, pack(*addresses))
+            if failed:
+                _refuse(failed)
+
+        return again
+
+    def trail_size(self, *fields: float) -> int:
+        """Return how many bytes the values of such a call can leave for its gradients."""
+        return _LIBRARY.innerloop_scratch(self._number, self._layout.pack(*fields), 2)
+
+
+def _refuse(failed: int) -> None:
+    if failed == 1:
+        raise ValueError("cu_seqlens must rise from at least 0 to at most T")
+    raise MemoryError("no memory for a kernel's scratch")
+
+
+class Recent(Generic[Prepared]):
+    """What was prepared for the newest structures of calls; a loop asks for the same at every turn."""
+
+    _MOST = 64
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._found: list[tuple[object, Prepared]] = []
+
+    def get(self, key: object) -> Prepared | None:
+        """Return what was put in under an equal key, or None."""
+        for known, value in self._found:
+            if known == key:
+                return value
+        return None
+
+    def put(self, key: object, value: Prepared) -> Prepared:
+        """Keep a value and return it."""
+        self._found = [(key, value), *self._found[: self._MOST - 1]]  # a new list: other threads read the old one
+        return value
 
 
 def _report(why: str) -> None:
@@ -92,19 +146,39 @@ def threads_for(work: int) -> int:
     return 1 if work < _ONE_THREAD else torch.get_num_threads()
 
 
-def resolved(x: Tensor) -> Tensor:
-    """Return ``x`` with its memory as it reads: no sign that is still to be applied."""
-    return x.resolve_neg() if x.is_neg() else x
+def resolved(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return tensors with their memory as it reads: no sign that is still to be applied."""
+    return [x.resolve_neg() if x is not None and x.is_neg() else x for x in tensors]
 
 
 def contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``x`` in one piece and in the precision of arithmetic."""
-    return (resolved(x) if x.dtype is dtype else resolved(x).to(dtype)).contiguous()
+    if x.is_neg():
+        x = x.resolve_neg()
+    return (x if x.dtype is dtype else x.to(dtype)).contiguous()
 
 
-def address(x: Tensor | None) -> int:
-    """Return where the memory of ``x`` begins, 0 for None."""
-    return 0 if x is None else x.data_ptr()
+def structure(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """Return what a packed call says of tensors beside their addresses."""
+    return [x if x is None else (x.shape, x.stride(), x.dtype) for x in tensors]
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> list[int]:
+    """Return where the memory of each tensor begins, 0 for None."""
+    return [0 if x is None else x.data_ptr() for x in tensors]
+
+
+def outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor of that shape without memory, for ``empty``."""
+    return torch.empty((), dtype=dtype).expand(tuple(shape))
+
+
+def empty(like: Tensor) -> Tensor:
+    """Return a new contiguous tensor, in large pages if it is large: small ones cost more than what fills them."""
+    new = torch.empty_like(like, memory_format=torch.contiguous_format)
+    if new.nbytes >= _LARGE:
+        _LIBRARY.innerloop_large_pages(new.data_ptr(), new.nbytes)
+    return new
 
 
 def strided(x: Tensor | None) -> tuple[int, ...]:
@@ -113,11 +187,3 @@ def strided(x: Tensor | None) -> tuple[int, ...]:
         return ABSENT
     strides = x.stride()
     return (x.data_ptr(), *strides, *(0,) * (4 - len(strides)), ELEMENTS[x.dtype])
-
-
-def strided_token(x: Tensor | None) -> tuple[int, ...]:
-    """Return the same of one token, ``[B, heads, width]`` or ``[B, heads]``."""
-    if x is None:
-        return ABSENT
-    row, head, *column = x.stride()
-    return (x.data_ptr(), row, 0, head, column[0] if column else 0, ELEMENTS[x.dtype])
