@@ -106,12 +106,12 @@ def step(
     key = None
     native = None if rule.family is None or rule.axes is not Rule.axes else rule.family.native
     if native is not None and native.present:
-        args = (q, k, v, *gates.values(), state)
+        args = (q, k, v, *gates.values(), *(state if type(state) is rule.state_type else (state,)))
         key = _step_key(args, scale, use_qk_l2norm_in_kernel, overwrite_state)
         if is_plain(args) and not (torch.is_grad_enabled() and _C._any_requires_grad(*args)):
             ready = _READY.get(rule)
             if ready is not None and ready[0] == key:
-                return native.token(ready[1], q, k, v, rule.complete(gates, v), state, overwrite_state)
+                return _token(rule, ready[1], q, k, v, rule.complete(gates, v), state, overwrite_state)
         else:
             key = None
     check_token(rule, q, k, v, gates, state)
@@ -125,7 +125,7 @@ def step(
         if key is not None and native is not None:
             call = native.prepare_token(q, k, v, gates, state, float(scale), use_qk_l2norm_in_kernel)
             _READY[rule] = key, call
-            return native.token(call, q, k, v, gates, state, overwrite_state)
+            return _token(rule, call, q, k, v, gates, state, overwrite_state)
         out, after = _long_step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
     elif _C._is_any_autocast_enabled():
         with full_precision(q):
@@ -137,6 +137,14 @@ def step(
     for old, new in zip(rule.state_tensors(state), rule.state_tensors(after), strict=True):
         old.copy_(new)  # pyright: ignore[reportOptionalMemberAccess]
     return out, state
+
+
+def _token(
+    rule: Rule, call: Values, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State, overwrite: bool
+) -> tuple[Tensor, State]:
+    native = rule.family.native  # pyright: ignore[reportOptionalMemberAccess]
+    out, after = native.token(call, q, k, v, gates, state, overwrite)  # pyright: ignore[reportOptionalMemberAccess]
+    return out, after if rule.state_type is None else rule.state_type(*after)
 
 
 def _step(

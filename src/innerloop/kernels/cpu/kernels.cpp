@@ -1,5 +1,6 @@
 // Compiled once for every instruction set: its table of cores.
 #include "convolution.h"
+#include "momentum_backward.h"
 #include "norm.h"
 #include "scalar.h"
 
@@ -10,7 +11,7 @@ extern const Core cores[kCores];
 const Core cores[kCores] = {
     {sizeof(ScalarCall), scalar_scratch, scalar_run},
     {},
-    {},
+    {sizeof(MomentumCall), momentum_scratch, momentum_run},
     {sizeof(ConvolutionCall), convolution_scratch, convolution_run},
     {sizeof(NormCall), norm_scratch, norm_run},
 };
