@@ -70,7 +70,8 @@ def call(
         args = (q, k, v, *gates.values(), *rule.state_tensors(initial_state))
         if is_plain(args):
             records = torch.is_grad_enabled() and _C._any_requires_grad(*args)
-            key = _key(args, records, scale, output_final_state, use_qk_l2norm_in_kernel, chunk_size, form, backend)
+            key = _key(args, type(initial_state), records, scale, output_final_state, use_qk_l2norm_in_kernel,
+                       chunk_size, form, backend)  # fmt: skip
             ready = _READY.get(rule)
             if ready is not None and ready.key == key:
                 check_values(ready.looks, gates)
@@ -178,7 +179,7 @@ def step(
     if native is not None:
         args = (q, k, v, *gates.values(), *rule.state_tensors(state))
         if is_plain(args) and not (torch.is_grad_enabled() and _C._any_requires_grad(*args)):
-            key = _key(args, scale, use_qk_l2norm_in_kernel, overwrite_state)
+            key = _key(args, type(state), scale, use_qk_l2norm_in_kernel, overwrite_state)
             ready = _READY_STEPS.get(rule)
             if ready is not None and ready[0] == key:
                 return _token(rule, native, ready[1], q, k, v, rule.complete(gates, v), state, overwrite_state)

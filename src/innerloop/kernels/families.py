@@ -21,7 +21,7 @@ from innerloop.algebra.diagonal import diagonal_chunks
 from innerloop.algebra.mesa import mesa_chunks
 from innerloop.algebra.momentum import momentum_chunks
 from innerloop.algebra.ridge import ridge_chunks
-from innerloop.kernels.native import Channel, Scalar
+from innerloop.kernels.native import Channel, Momentum, Scalar
 from innerloop.kernels.operator import Operator
 from innerloop.kernels.portable import Dense
 
@@ -73,7 +73,11 @@ GENERALIZED_DELTA = Operator(
 )
 DIAGONAL = Operator("diagonal", _chunked(diagonal_chunks), gates=("beta",), states=MATRIX)
 MOMENTUM = Operator(
-    "momentum", _chunked(momentum_chunks), gates=("theta", "eta", "alpha"), states={**MATRIX, "U": ("G", "K", "V")}
+    "momentum",
+    _chunked(momentum_chunks),
+    gates=("theta", "eta", "alpha"),
+    states={**MATRIX, "U": ("G", "K", "V")},
+    native=Momentum(),
 )
 MESA = Operator(
     "mesa",

@@ -46,6 +46,7 @@ class MomentumDeltaRule(Rule):
     states: ClassVar = {"S": ("G", "K", "V"), "U": ("G", "K", "V")}
     state_type = MomentumState
     unit_scale = True
+    family = MOMENTUM
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, theta: Tensor, eta: Tensor, alpha: Tensor, state: MomentumState

@@ -65,6 +65,24 @@ struct ChannelCall {
   int64_t grad_element, kappa_element;  // of grad_q and grad_k; of kappa's gradient
 };
 
+// Momentum and forgetting on a linear memory (momentum.h): two matrices a head, S and the momentum U.
+struct MomentumCall {
+  Header header;
+  int64_t key_heads, heads, key_width, width;
+  int64_t chunk, unit, wide;
+  double scale;
+  Strided q, k, v, theta, eta, alpha;
+  const void *state, *momentum;  // [N, G, K, V], each absent for zeros
+  void* out;                     // [B, T, G, V] in v's element
+  void *final, *final_momentum;
+  Strided grad_out;
+  const void *grad_final, *grad_final_momentum;
+  void *grad_q, *grad_k, *grad_v;             // as those of ScalarCall
+  void *grad_theta, *grad_eta, *grad_alpha;   // [B, T, G], in the precision of arithmetic
+  void *grad_state, *grad_momentum;
+  int64_t grad_element;
+};
+
 // A short causal convolution for every channel (convolution.h). All x is [B, T, C]; jobs are shares of the tokens of all
 // rows, and behind them shares of the windows.
 struct ConvolutionCall {
@@ -106,6 +124,6 @@ struct Core {
   void (*run)(const void* call, int64_t way, int64_t job, char* scratch);
 };
 
-enum : int64_t { kScalar = 0, kChannel, kConvolution = 3, kNorm, kCores };
+enum : int64_t { kScalar = 0, kChannel, kMomentum, kConvolution, kNorm, kCores };
 
 }  // namespace innerloop

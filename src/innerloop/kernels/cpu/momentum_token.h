@@ -1,0 +1,104 @@
+// One token of the momentum rule: memory and momentum are read twice, the second time from the cache, and written once.
+#pragma once
+
+#include "momentum.h"
+
+namespace innerloop::INNERLOOP_ISA {
+
+// For N vectors of columns, or one column for N = 0: what k reads of S, and q of S and U.
+template <class T, int N>
+INNERLOOP_INLINE void ask_pair(const T* memory, const T* momentum, int64_t K, int64_t V, const T* k, const T* q, T* asked,
+                               T* found, T* moved) {
+  if constexpr (N == 0) {
+    T a = 0, b = 0, c = 0;
+    for (int64_t row = 0; row < K; ++row) {
+      const T s = memory ? memory[row * V] : T(0), u = momentum ? momentum[row * V] : T(0);
+      a += k[row] * s, b += q[row] * s, c += q[row] * u;
+    }
+    *asked = a, *found = b, *moved = c;
+  } else {
+    Vec<T> a[N] = {}, b[N] = {}, c[N] = {};
+    for (int64_t row = 0; row < K; ++row) {
+      const Vec<T> x = splat(k[row]), y = splat(q[row]);
+#pragma GCC unroll 2
+      for (int j = 0; j < N; ++j) {
+        const int64_t at = row * V + j * kLanes<T>;
+        const Vec<T> s = memory ? load(memory + at) : Vec<T>{}, u = momentum ? load(momentum + at) : Vec<T>{};
+        a[j] += x * s, b[j] += y * s, c[j] += y * u;
+      }
+    }
+#pragma GCC unroll 2
+    for (int j = 0; j < N; ++j)
+      store(asked + j * kLanes<T>, a[j]), store(found + j * kLanes<T>, b[j]), store(moved + j * kLanes<T>, c[j]);
+  }
+}
+
+// U' = eta U + k d^T and S' = keep S + U' for a row of K; each may lie where it lay.
+template <class T>
+static void put_pair(const T* memory, const T* momentum, int64_t V, T keep, T eta, T k, const T* write, T* after,
+                     T* moved) {
+  int64_t i = 0;
+  for (; i + kLanes<T> <= V; i += kLanes<T>) {
+    Vec<T> u = load(write + i) * k;
+    if (momentum) u += load(momentum + i) * eta;
+    Vec<T> s = u;
+    if (memory) s += load(memory + i) * keep;
+    store(moved + i, u);
+    store(after + i, s);
+  }
+  for (; i < V; ++i) {
+    const T u = write[i] * k + (momentum ? momentum[i] * eta : T(0));
+    after[i] = u + (memory ? memory[i] * keep : T(0));
+    moved[i] = u;
+  }
+}
+
+template <class T>
+static void momentum_token(Walk<T>& w, const Course<T>& f) {
+  const MomentumCall& call = f.call;
+  Stretch<T>& x = w.stretch;
+  const int64_t K = f.K, V = f.V, begin = f.begin, place = f.matrix();
+  read_course(x, f, begin, 1);
+  read_values(f, begin, 1, w.update);
+  const T *q = x.qk, *k = x.keys(f, 1);
+  const T* memory = call.state ? static_cast<const T*>(call.state) + place : nullptr;
+  const T* momentum = call.momentum ? static_cast<const T*>(call.momentum) + place : nullptr;
+  T *asked = x.read, *found = x.read + f.wide_v, *moved = w.out;
+  int64_t i = 0;
+  for (; i + 2 * kLanes<T> <= V; i += 2 * kLanes<T>)
+    ask_pair<T, 2>(memory ? memory + i : nullptr, momentum ? momentum + i : nullptr, K, V, k, q, asked + i, found + i, moved + i);
+  for (; i < V; ++i)
+    ask_pair<T, 0>(memory ? memory + i : nullptr, momentum ? momentum + i : nullptr, K, V, k, q, asked + i, found + i, moved + i);
+  const T theta = x.theta[0], keep = x.keep[0], eta = x.eta[0], scale = T(call.scale), own = dot(q, k, f.wide_k);
+  for (i = 0; i < V; ++i) {
+    const T write = theta * (w.update[i] - asked[i]);
+    w.update[i] = write;
+    moved[i] = scale * (keep * found[i] + eta * moved[i] + own * write);
+  }
+  write_row(moved, V, call.out, f.place(begin) * V, call.v.element);
+  if (!call.final) return;
+  T *after = static_cast<T*>(call.final) + place, *after_moved = static_cast<T*>(call.final_momentum) + place;
+  for (int64_t row = 0; row < K; ++row) {
+    const int64_t at = row * V;
+    put_pair(memory ? memory + at : nullptr, momentum ? momentum + at : nullptr, V, keep, eta, k[row], w.update, after + at,
+             after_moved + at);
+  }
+}
+
+template <class T>
+static void momentum_forward(const MomentumCall& call, int64_t job, char* scratch) {
+  const Course<T> f(call, job);
+  Arena arena{scratch};
+  Walk<T> w(arena, f);
+  if (f.end - f.begin == 1) return momentum_token(w, f);
+  bool empty = !call.state && !call.momentum;
+  if (!empty) read_pair(f, call.state, call.momentum, w.state);
+  for (int64_t begin = f.begin; begin < f.end; begin += f.C) {
+    const int64_t size = smaller(f.C, f.end - begin);
+    walk_chunk(w, f, begin, size, empty, begin + size == f.end);
+    empty = false;
+  }
+  if (call.final) write_pair(f, empty ? nullptr : w.state, call.final, call.final_momentum);
+}
+
+}  // namespace innerloop::INNERLOOP_ISA
