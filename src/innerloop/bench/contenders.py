@@ -180,6 +180,6 @@ def _decoder(name: str, answer: Answer, call: Call, workload: Workload) -> Calla
         token = replace(call, state=state)
         return torch.no_grad()(lambda: token.run(backend="torch"))
     timed = {gate.name for gate in call.rule.gates if "T" in gate.axes}
-    gates = {n: x[:, 0] if n in timed else x for n, x in call.gates.items()}
+    gates: dict[str, Any] = {n: x[:, 0] if n in timed else x for n, x in call.gates.items()}
     q, k, v = call.q[:, 0], call.k[:, 0], call.v[:, 0]
     return torch.no_grad()(lambda: ops.step(workload.rule, q, k, v, state=state, **gates))
