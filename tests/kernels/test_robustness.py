@@ -43,7 +43,7 @@ def answers_of(tracked, **options):
 
 
 def slope_of(x):
-    """Return a slope that is the same for every row and token, so that a part of a batch has the slopes of that part."""
+    """Return a slope that is the same for every row and token: a part of a batch has that part of the slopes."""
     return torch.arange(x.shape[2:].numel()).cos().to(x.dtype).view(x.shape[2:]).expand(x.shape)
 
 
