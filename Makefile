@@ -13,7 +13,10 @@ COUNT ?= 20000
 FUZZ = OMP_NUM_THREADS=1 $(BIN)/python -m scripts.fuzz --count $(COUNT) $(if $(SEED),--seed $(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help report reproduce screenshots picture test test-slow check docs bench fuzz mutants mutants-generic clean
+# What a watched library is put through: everything that only kernels can get wrong, and the contract.
+SANITIZED = tests/kernels/test_native.py tests/kernels/test_robustness.py tests/rules/test_contract.py
+
+.PHONY: help report reproduce screenshots picture test test-slow check docs bench fuzz sanitize wheel-test mutants mutants-generic clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -51,6 +54,17 @@ bench: $(SETUP)  ## the kernels against the alternatives (ten minutes), as docs/
 
 fuzz: $(SETUP)  ## COUNT random calls (20,000: minutes) against the token loop
 	$(FUZZ)
+
+# The library once more, with bounds and arithmetic watched, in a folder of its own.
+sanitize: $(SETUP)  ## the tests of the kernels under AddressSanitizer and UBSan
+	cmake -S . -B build/sanitize -DINNERLOOP_SANITIZE=ON
+	cmake --build build/sanitize -j
+	OMP_NUM_THREADS=1 LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so):$$($(CXX) -print-file-name=libubsan.so) \
+		ASAN_OPTIONS=detect_leaks=0 INNERLOOP_LIBRARY=$(CURDIR)/build/sanitize/innerloop_cpu.so \
+		$(BIN)/python -m pytest -q -m "not slow" $(SANITIZED)
+
+wheel-test: $(SETUP)  ## wheels from a clean clone, with and without a compiler, each tried where only torch is
+	$(BIN)/python scripts/wheel_check.py
 
 mutants: $(SETUP)  ## faults put in by hand, each of which the tests must catch
 	$(BIN)/python -m scripts.mutants

@@ -63,8 +63,12 @@ def _everywhere(files: Sequence[str], only: str) -> tuple[list[Trial], list[str]
 
 def _suite_passes(trials: Sequence[Trial], jobs: int, limit: float) -> bool:
     """Run every chosen test on the unchanged package: a test that fails anyway proves nothing."""
-    tests = list(dict.fromkeys(test for trial in trials for test in trial.tests))
-    parts = [Trial(f"unchanged, part {i + 1}", {}, tuple(tests[i :: 2 * jobs])) for i in range(2 * jobs)]
+    parts = []
+    for native in (False, True):
+        tests = list(dict.fromkeys(test for trial in trials if trial.native == native for test in trial.tests))
+        parts += [
+            Trial(f"unchanged, part {i + 1}", {}, tuple(tests[i :: 2 * jobs]), native) for i in range(2 * jobs)
+        ]
     failed = False
     for outcome in run_trials([part for part in parts if part.tests], jobs=jobs, limit=10 * limit):
         if outcome.verdict != "survived":

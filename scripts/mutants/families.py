@@ -9,6 +9,7 @@ from scripts.mutants.chosen import (
     layers,
     mesa,
     momentum,
+    native,
     operator,
     product,
     recipe,
@@ -32,5 +33,6 @@ FAMILIES = {
     "recipe": recipe.MUTANTS,
     "states": states.MUTANTS,
     "layers": layers.MUTANTS,
+    "native": native.MUTANTS,
 }
 """The faults of each."""

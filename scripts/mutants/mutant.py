@@ -32,7 +32,8 @@ class Mutant:
                 f"no longer applies: {self.file} must hold the old text exactly once; it holds it "
                 f"{text.count(self.old)} times. Write the fault anew: {self.old.strip().splitlines()[0]!r}"
             )
-        return Trial(f"{family}: {self.name}", {self.file: text.replace(self.old, self.new)}, self.tests)
+        edits = {self.file: text.replace(self.old, self.new)}
+        return Trial(f"{family}: {self.name}", edits, self.tests, native=not self.file.endswith(".py"))
 
 
 def contract(rules: str, properties: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import importlib
 import multiprocessing
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +35,8 @@ class Trial:
     """New text of each changed file, by its path below ``src/innerloop``; empty to run the package as it is."""
     tests: tuple[str, ...]
     """What pytest is given: files or node ids below the root."""
+    native: bool = False
+    """Whether the kernels are built and serve; else everything runs in torch, which is quicker to set up."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def run_trials(trials: Sequence[Trial], *, jobs: int, limit: float) -> Iterator[
                 trial = waiting.pop()
                 home = _copy(base, Path(folder) / f"trial-{len(waiting)}", trial.edits)
                 mine, theirs = fork.Pipe(duplex=False)
-                process = fork.Process(target=_work, args=(theirs, base, home, trial.tests))
+                process = fork.Process(target=_work, args=(theirs, base, home, trial))
                 process.start()
                 theirs.close()
                 running[mine] = _Running(trial, process, home)
@@ -93,7 +96,7 @@ def run_trials(trials: Sequence[Trial], *, jobs: int, limit: float) -> Iterator[
 
 def _snapshot(base: Path) -> Path:
     """Copy what the tests need, so that an edit of the checkout during the run changes nothing."""
-    for name in ("src/innerloop", "tests", "pyproject.toml", "README.md"):
+    for name in ("src/innerloop", "tests", "pyproject.toml", "README.md", "CMakeLists.txt"):
         source, target = ROOT / name, base / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
@@ -106,10 +109,11 @@ def _snapshot(base: Path) -> Path:
 def _copy(base: Path, home: Path, edits: dict[str, str]) -> Path:
     package = home / "innerloop"
     # Symbolic links: only what is changed is a file of its own.
-    for source in (base / "src" / "innerloop").rglob("*.py"):
-        target = package / source.relative_to(base / "src" / "innerloop")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(source)
+    for source in (base / "src" / "innerloop").rglob("*"):
+        if source.suffix in (".py", ".h", ".cpp"):
+            target = package / source.relative_to(base / "src" / "innerloop")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(source)
     for name, text in edits.items():
         (package / name).unlink()
         (package / name).write_text(text, encoding="utf-8")
@@ -129,20 +133,36 @@ def _finish(connection: Connection, one: _Running) -> Outcome:
     return Outcome(one.trial, verdict, seconds, test, why)
 
 
-def _work(connection: Connection, base: Path, home: Path, tests: Sequence[str]) -> None:
+def _built(base: Path, home: Path) -> bool:
+    """Build the kernels of a copy, and say whether they compile; one instruction set is enough, and unoptimised."""
+    source = home / "source"
+    (source / "src").mkdir(parents=True)
+    (source / "src" / "innerloop").symlink_to(home / "innerloop")
+    (source / "CMakeLists.txt").symlink_to(base / "CMakeLists.txt")
+    target = home / "innerloop" / "kernels" / "cpu"
+    options = ("-DINNERLOOP_QUICK=ON", f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target}")
+    commands = (["cmake", "-S", source, "-B", home / "build", *options], ["cmake", "--build", home / "build"])
+    return all(subprocess.run(command, capture_output=True, check=False).returncode == 0 for command in commands)
+
+
+def _work(connection: Connection, base: Path, home: Path, trial: Trial) -> None:
     """Run pytest up to the first failure, in a child process."""
     import pytest
 
+    if trial.native and not _built(base, home):
+        connection.send(("crashed", "", "the kernels do not compile"))
+        os._exit(0)
     os.chdir(base)
     sys.path.insert(0, str(home))
     sys.dont_write_bytecode = True
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     recorder = _Recorder()
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[recorder])
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *trial.tests], plugins=[recorder])
     import innerloop
 
     assert Path(innerloop.__file__).is_relative_to(home), "the tests must see the changed copy"
+    assert not trial.native or not innerloop.kernels.native.missing(), "the tests must see the changed kernels"
     if recorder.failure is not None:
         connection.send(recorder.failure)
     else:

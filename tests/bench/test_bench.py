@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 import torch
@@ -27,29 +26,53 @@ SMALL = {"B": 1, "T": 70, "H": 2, "K": 8}
 PACE = Pace(seconds=0.02, memory=False)
 
 
-def test_works_take_turns_and_each_comes_first():
-    order = []
-    works = {name: (lambda name=name: (order.append(name), time.sleep(0.006))) for name in "abc"}
-    interleaved(works, seconds=9.0, rounds=3)
-    timed = order[6:]  # two runs each to warm up
-    assert [timed[i : i + 3] for i in range(0, 9, 3)] == [list("abc"), list("bca"), list("cab")]
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that moves only when a work says so, and the order in which works ran."""
+
+    class Clock:
+        now, ran = 0.0, []
+
+        def work(self, name, seconds):
+            def run():
+                self.now += seconds
+                self.ran.append(name)
+
+            return run
+
+    mine = Clock()
+    mine.ran = []
+    monkeypatch.setattr("innerloop.bench.measure.time.perf_counter", lambda: mine.now)
+    return mine
 
 
-def test_a_median_is_the_median_and_a_short_work_is_repeated_within_a_sample():
-    counted = []
-    found = interleaved({"short": lambda: counted.append(0), "long": lambda: time.sleep(0.01)}, seconds=1.0, rounds=5)
-    assert 0.01 <= found["long"]["least"] <= found["long"]["low"] <= found["long"]["median"] <= found["long"]["high"]
-    assert found["long"]["samples"] == found["short"]["samples"] == 5
-    assert len(counted) > 1000 and found["short"]["median"] < 1e-4
+def test_works_take_turns_and_each_comes_first(clock):
+    interleaved({name: clock.work(name, 0.006) for name in "abc"}, seconds=9.0, rounds=3)
+    assert clock.ran[:6] == list("aabbcc")  # to warm up, and to see how long one takes
+    assert clock.ran[6:] == [*"abc", *"bca", *"cab"]
 
 
-def test_a_slow_work_sits_out_while_the_others_go_on():
-    runs = []
-    found = interleaved(
-        {"slow": lambda: (runs.append(0), time.sleep(0.1)), "quick": lambda: time.sleep(0.005)}, seconds=0.5, rounds=8
-    )
-    assert found["slow"]["samples"] == len(runs) == 3
-    assert found["quick"]["samples"] == 8
+def test_a_median_is_the_median_and_a_short_work_is_repeated_within_a_sample(clock):
+    lengths = iter([9.0, 1.0, 1.0, 2.0, 3.0, 4.0, 50.0])
+
+    def uneven():
+        clock.now += 0.01 * next(lengths)
+
+    found = interleaved({"short": clock.work("short", 1e-4), "uneven": uneven}, seconds=9.0, rounds=5)
+    want = {"median": 0.03, "low": 0.02, "high": 0.04, "least": 0.01, "samples": 5}
+    assert found["uneven"] == pytest.approx(want)
+    assert found["short"]["median"] == pytest.approx(1e-4)
+    assert clock.ran.count("short") == 2 + 5 * 50
+
+
+def test_a_slow_work_sits_out_while_the_others_go_on(clock):
+    works = {"endless": clock.work("endless", 9.0), "slow": clock.work("slow", 1.0), "quick": clock.work("quick", 0.01)}
+    found = interleaved(works, seconds=5.0, rounds=8)
+    assert {name: x["samples"] for name, x in found.items()} == {"endless": 2, "slow": 3, "quick": 3}
+    assert clock.ran.count("endless") == 2
+    clock.ran.clear()
+    found = interleaved({"slow": works["slow"], "quick": works["quick"]}, seconds=5.0, rounds=8, known={"slow": 1.0})
+    assert (found["slow"]["samples"], clock.ran.count("slow"), found["quick"]["samples"]) == (3, 2, 8)
 
 
 def test_arithmetic_is_counted_as_stated():

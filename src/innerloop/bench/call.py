@@ -6,6 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,13 +73,12 @@ def cost_of_a_call(repeats: int = 300) -> dict[str, float]:
     q, k, v, g, beta = (x[:, 0] for x in (call.q, call.k, call.v, *call.gates.values()))
     tracked = call.tracked()
     inputs = (tracked.q, tracked.k, tracked.v, *call.gates.values(), call.state)
-    rest = (None, 1.0, False, 64, [])
+    rest = (None, 1.0, False, 64, ())
+    given: dict[str, Any] = {**call.gates, "initial_state": call.state, "form": "chunk", "scale": 1.0}
     works = {
         "step": lambda: ops.step(rule, q, k, v, g=g, beta=beta, state=call.state, scale=1.0),
         "call": lambda: rule(tracked.q, tracked.k, tracked.v, **call.gates, initial_state=call.state),
-        "run": lambda: ops.run(
-            rule, tracked.q, tracked.k, tracked.v, **call.gates, initial_state=call.state, form="chunk", scale=1.0
-        ),
+        "run": lambda: ops.run(rule, tracked.q, tracked.k, tracked.v, **given),
         "operator": lambda: rule.operator(*inputs[:3], inputs[3:5], inputs[5:], Options(*rest)),
         "dispatched": lambda: torch.ops.innerloop.bench_empty(*inputs, *rest, True),
         "torch.empty_like": lambda: torch.empty_like(g),
@@ -88,9 +88,7 @@ def cost_of_a_call(repeats: int = 300) -> dict[str, float]:
         works["native step"] = lambda: ops.step(
             "gated_delta_rule", q, k, v, g=g, beta=beta, state=call.state, scale=1.0
         )
-        works["native call"] = lambda: ops.gated_delta_rule(
-            tracked.q, tracked.k, tracked.v, **call.gates, initial_state=call.state, form="chunk", scale=1.0
-        )
+        works["native call"] = lambda: ops.gated_delta_rule(tracked.q, tracked.k, tracked.v, **given)
     return {what: 1e6 * _least(work, repeats) for what, work in works.items()}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -45,14 +47,14 @@ def compare(workload: Workload, names: Sequence[str], pace: Pace, *, rates: bool
         ``memory``; ``absent``, by name, why; ``rates``, ``share`` and ``floor`` of the machine.
     """
     runners, absent = _runners(workload, ("innerloop", *names))
-    errors = _errors(runners)
+    errors, known = _errors(runners)
     works: dict[str, Work] = dict(runners)
     measured = products(torch.float32) if workload.way != "decode" else {}
     if rates:
         works |= {name: work for name, (work, _) in measured.items()}
         if workload.way == "decode":
             works["in_place"] = in_place(workload.state_bytes())
-    times = interleaved(works, seconds=pace.seconds)
+    times = interleaved(works, seconds=pace.seconds, known=known)
     ours = times["innerloop"]["median"]
     contenders = {
         name: {
@@ -84,14 +86,15 @@ def _runners(workload: Workload, names: Sequence[str]) -> tuple[dict[str, Conten
     return runners, absent
 
 
-def _errors(runners: dict[str, Contender]) -> dict[str, float]:
-    """Return how far each answer is from ours; softmax attention answers something else."""
-    want = runners["innerloop"].output().double()
-    found = {}
+def _errors(runners: dict[str, Contender]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return how far each answer is from ours, softmax attention's left out, and the seconds that each run took."""
+    answers, times = {}, {}
     for name, runner in runners.items():
-        if name not in ("innerloop", "sdpa"):
-            found[name] = distance(runner.output(), want)
-    return found
+        begin = time.perf_counter()
+        answers[name] = runner.output()
+        times[name] = time.perf_counter() - begin
+    want = answers["innerloop"]
+    return {name: distance(x, want) for name, x in answers.items() if name not in ("innerloop", "sdpa")}, times
 
 
 def distance(got: Tensor, want: Tensor) -> float:
@@ -100,6 +103,7 @@ def distance(got: Tensor, want: Tensor) -> float:
     return float((got - want).abs().max() / want.abs().max().clamp(min=1e-300))
 
 
+@functools.cache
 def peak_here(name: str, workload: Workload) -> int | None:
     """Return the bytes that a contender takes on top of its inputs, with as many threads as here."""
     return peak(name, workload, threads=torch.get_num_threads())

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from innerloop import ops
-from innerloop.bench.workload import Workload
+from innerloop.bench.workload import DTYPES, Workload
 from innerloop.checks import Backend
 from innerloop.experiments.blocks.gated_delta_net import token_loop
 from innerloop.rule import get
@@ -63,9 +63,9 @@ class Contender:
         self._answer = answer
         if workload.way == "both":
             self._leaves = [x.requires_grad_() for x in self._leaves]
-            with torch.no_grad():
-                like = answer(*self._leaves)
-            self._slope = torch.linspace(-1, 1, like.shape[-1], dtype=like.dtype).expand(like.shape).contiguous()
+            shape = (workload.B, *_order(name, workload.T, workload.heads), workload.width)
+            slope = torch.linspace(-1, 1, workload.width, dtype=DTYPES[workload.dtype])
+            self._slope = slope.expand(shape).contiguous()
         self._run = self._both if workload.way == "both" else self._forward
 
     def __call__(self) -> object:
@@ -106,6 +106,11 @@ def title(name: str, workload: Workload) -> str:
         "sdpa": f"softmax attention of torch {torch.__version__.partition('+')[0]}",
     }  # fmt: skip
     return words[name]
+
+
+def _order(name: str, length: int, heads: int) -> tuple[int, int]:
+    """Return tokens and heads in the order in which a contender has them."""
+    return (heads, length) if name == "sdpa" else (length, heads)
 
 
 def _inputs(name: str, call: Call) -> list[Tensor]:
@@ -180,6 +185,6 @@ def _decoder(name: str, answer: Answer, call: Call, workload: Workload) -> Calla
         token = replace(call, state=state)
         return torch.no_grad()(lambda: token.run(backend="torch"))
     timed = {gate.name for gate in call.rule.gates if "T" in gate.axes}
-    gates = {n: x[:, 0] if n in timed else x for n, x in call.gates.items()}
+    gates: dict[str, Any] = {n: x[:, 0] if n in timed else x for n, x in call.gates.items()}
     q, k, v = call.q[:, 0], call.k[:, 0], call.v[:, 0]
     return torch.no_grad()(lambda: ops.step(workload.rule, q, k, v, state=state, **gates))

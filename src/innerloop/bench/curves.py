@@ -41,10 +41,11 @@ def curves(
     """
     quick = Pace(pace.seconds / 3, memory=False)
     found = {}
+    start = Workload(rule, "decode").at(**shape)
     for way in ("forward", "both"):
-        works = (Workload(rule, way, **{**shape, "T": length}) for length in lengths)
+        works = (start.at(way=way, T=length) for length in lengths)
         found[way] = _curve(works, ("torch", "transformers", "sdpa"), quick, "T", told)
-    works = (Workload(rule, "decode", **{**shape, "B": batch}) for batch in batches)
+    works = (start.at(B=batch) for batch in batches)
     found["decode"] = _curve(works, ("torch", "transformers"), quick, "B", told)
     return found
 

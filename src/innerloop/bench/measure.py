@@ -13,16 +13,19 @@ _SAMPLE = 5e-3
 _FEW = 3
 
 
-def interleaved(works: Mapping[str, Work], *, seconds: float = 4.0, rounds: int = 21) -> dict[str, dict[str, Any]]:
+def interleaved(
+    works: Mapping[str, Work], *, seconds: float = 4.0, rounds: int = 21, known: Mapping[str, float] | None = None
+) -> dict[str, dict[str, Any]]:
     """Run works in turn and return what each takes.
 
-    A round runs each work once. Works that take much of the time allowed by themselves sit out after three samples,
-    their first run among them, while the others go on.
+    A round runs each work once. A work that takes much of the time allowed by itself sits out after three samples, its
+    first run among them, while the others go on; after two if a run takes longer than all of the time.
 
     Args:
         works: By name.
         seconds: To spend on all of them, roughly: three rounds are run whatever they take.
         rounds: At most.
+        known: By name, what a first run took that somebody made already.
 
     Returns:
         By name: ``median``, ``least``, the quartiles ``low`` and ``high``, all in seconds, and ``samples``.
@@ -35,9 +38,9 @@ def interleaved(works: Mapping[str, Work], *, seconds: float = 4.0, rounds: int 
     times: dict[str, list[float]] = {}
     counts: dict[str, int] = {}
     for name, work in works.items():
-        first = _seconds(work, 1)
+        first = (known or {}).get(name) or _seconds(work, 1)
         slow = first > seconds / (2 * _FEW)
-        if not slow:  # it also warmed up
+        if not slow:  # that one warmed up
             first = _seconds(work, 1)
         counts[name] = max(1, round(_SAMPLE / max(first, 1e-9)))
         times[name] = [first] if slow else []
@@ -49,7 +52,8 @@ def interleaved(works: Mapping[str, Work], *, seconds: float = 4.0, rounds: int 
         order = list(works)[turn % len(works) :] + list(works)[: turn % len(works)]
         for name in order:
             found = times[name]
-            if len(found) >= _FEW and found[0] > seconds / (2 * _FEW):
+            enough = _FEW - (found[:1] > [seconds])
+            if len(found) >= enough and found[0] > seconds / (2 * _FEW):
                 continue
             found.append(_seconds(works[name], counts[name]))
     return {name: _summary(found) for name, found in times.items()}

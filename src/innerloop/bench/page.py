@@ -174,7 +174,7 @@ def _curve_table(curves: dict[str, dict[str, Curve]]) -> str:
         sizes = [size for size, _ in curves[way]["innerloop"]]
         rows = []
         for name, curve in curves[way].items():
-            times = dict(tuple(point) for point in curve)
+            times = {size: seconds for size, seconds in curve}
             rows.append([_NAMES[name][0], *(seconds_text(times[x]) if x in times else "–" for x in sizes)])
         parts.append(table((title, *map(str, sizes)), rows))
     return "\n\n".join(parts)

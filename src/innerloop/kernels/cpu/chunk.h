@@ -4,6 +4,10 @@
 #include "convert.h"
 #include "product.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace innerloop::INNERLOOP_ISA {
 
 constexpr double kSmallestDecay = -120.0;  // e^-120 is 0 beside anything, and sums of it stay finite
@@ -54,10 +58,26 @@ struct Arena {
 
   template <class T>
   T* take(int64_t count) {
+    const int64_t size = (count * int64_t(sizeof(T)) + 63) / 64 * 64;
     T* found = reinterpret_cast<T*>(memory + used);
-    used += (count * int64_t(sizeof(T)) + 63) / 64 * 64;
-    return memory ? found : nullptr;
+    used += size + kGap;
+    if (!memory) return nullptr;
+    fence(reinterpret_cast<char*>(found), size);
+    return found;
   }
+
+#ifdef __SANITIZE_ADDRESS__
+  // What lies between two rows belongs to nobody, and what an earlier job left must not be read.
+  static constexpr int64_t kGap = 64;
+  static void fence(char* rows, int64_t size) {
+    __asan_unpoison_memory_region(rows, size);
+    std::memset(rows, 0xff, size);
+    __asan_poison_memory_region(rows + size, kGap);
+  }
+#else
+  static constexpr int64_t kGap = 0;
+  static void fence(char*, int64_t) {}
+#endif
 };
 
 // The memory at every chunk's start [K, V] and the chunk's writes [C, V], of one head.

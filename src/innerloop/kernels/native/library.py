@@ -34,10 +34,14 @@ def _open() -> tuple[Any, str]:
     """Return the library and an empty string, or None and why not."""
     if os.environ.get("INNERLOOP_BACKEND") == "torch":
         return None, "INNERLOOP_BACKEND=torch turns the native kernels off"
-    if not _PATH.exists():
+    named = os.environ.get("INNERLOOP_LIBRARY")
+    if named and not Path(named).exists():
+        return None, f"INNERLOOP_LIBRARY names no file: {named}"
+    path = Path(named) if named else _PATH
+    if not path.exists():
         return None, "this installation has no native kernels: there was no compiler when it was built"
     try:
-        library = ctypes.CDLL(str(_PATH))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
         return None, f"the native kernels do not load: {error}"
     library.innerloop_call_size.argtypes = (ctypes.c_int64,)

@@ -1,0 +1,156 @@
+"""Faults in the compiled kernels; each is built anew, for the plain instruction set alone."""
+
+from scripts.mutants.mutant import Mutant, contract, tests
+
+CHUNK, TOKEN, BACKWARD = (f"kernels/cpu/{name}.h" for name in ("chunk", "token", "backward"))
+PRODUCT, CONVERT, LIBRARY = "kernels/cpu/product.h", "kernels/cpu/convert.h", "kernels/cpu/library.cpp"
+VALUES = contract("gated_delta_rule", "chunk_equals_recurrent every_precision_meets_its_bar")
+EDGES = contract("gated_delta_rule", "edges_are_exact chunk_equals_recurrent")
+PROXIMAL = contract("longhorn", "chunk_equals_recurrent edges_are_exact every_precision_meets_its_bar")
+UNIT = contract("gated_delta_rule", "options_do_what_they_say every_precision_meets_its_bar")
+HEADS = contract("gated_delta_rule", "heads_are_shared chunk_equals_recurrent")
+ROWS = contract("gated_delta_rule", "rows_are_independent chunk_equals_recurrent")
+STEPS = contract("gated_delta_rule", "step_loop_equals_whole split_equals_whole")
+BESIDE = tests(
+    "kernels/test_robustness.py",
+    "test_what_a_call_leaves_behind_reaches_no_other test_nothing_is_read_or_written_beside_a_tensor",
+)
+HALVES = tests("kernels/test_native.py", "test_half_types_are_read_and_rounded_as_torch_does")
+BOUNDS = tests("kernels/test_native.py", "test_bounds_outside_of_the_row_are_refused_even_behind_the_checks")
+DENORMALS = tests("kernels/test_robustness.py", "test_denormal_inputs_cost_no_more")
+
+MUTANTS = (
+    Mutant(
+        "a decay is not held from below",
+        CHUNK,
+        "sum += g < kSmallestDecay ? kSmallestDecay : g;",
+        "sum += g;",
+        EDGES,
+    ),
+    Mutant("decays are cumulated in float", CHUNK, "double sum = 0;", "float sum = 0;", EDGES),
+    Mutant("the ends fade from the start", CHUNK, "std::exp(sum - x.total[t])", "std::exp(x.total[t])", VALUES),
+    Mutant(
+        "the ends do not fade",
+        CHUNK,
+        "load(update + t * f.step_v + i) * x.ends[t])",
+        "load(update + t * f.step_v + i))",
+        VALUES,
+    ),
+    Mutant(
+        "the error is that of the unfaded memory",
+        CHUNK,
+        "x.minus[t] = -x.carry[t] * (",
+        "x.minus[t] = -T(1) * (",
+        VALUES,
+    ),
+    Mutant("a token reads later ones", CHUNK, "row[s] = T(-1e30);", "row[s] = T(0);", VALUES),
+    Mutant(
+        "what an earlier chunk left is not masked",
+        CHUNK,
+        "const bool above = s > t;",
+        "const bool above = false;",
+        BESIDE,
+    ),
+    Mutant(
+        "a pair corrects itself",
+        CHUNK,
+        "x.pairs[at + t] = x.coupling[at + t] = 0;",
+        "x.coupling[at + t] = 0;",
+        VALUES,
+    ),
+    Mutant(
+        "a value head reads another's key",
+        CHUNK,
+        "head / (call.heads / call.key_heads)",
+        "head % call.key_heads",
+        HEADS,
+    ),
+    Mutant("every row is the first", CHUNK, "row = c.header.bounds ? 0 : sequence;", "row = 0;", ROWS),
+    Mutant("unit length adds too much", CHUNK, "+ T(1e-6)", "+ T(1e-3)", UNIT),
+    Mutant("a large rate does not saturate", CHUNK, "if (!(beta > 1)) {", "if (true) {", PROXIMAL),
+    Mutant("a rate grows with the key", CHUNK, "const T rest = 1 + beta * square", "const T rest = 1 + beta", PROXIMAL),
+    Mutant("rows are not filled up", CONVERT, "for (int64_t i = n; i < padded<T>(n); ++i) to[i] = 0;", "", BESIDE),
+    Mutant("bfloat16 rounds halves up", CONVERT, "0x7fff + ((bits >> 16) & 1)", "0x8000", HALVES),
+    Mutant("small halves are read as large", CONVERT, "rest < 0x400 ? to_bits(small) : large", "large", HALVES),
+    Mutant(
+        "a memory does not fade from chunk to chunk",
+        CHUNK,
+        "before, before ? &x.last : nullptr, 0, nullptr};",
+        "before, nullptr, 0, nullptr};",
+        VALUES,
+    ),
+    Mutant(
+        "a step forgets the scale",
+        TOKEN,
+        "own = T(f.call.scale) * dot(q, k, f.wide_k)",
+        "own = dot(q, k, f.wide_k)",
+        STEPS,
+    ),
+    Mutant(
+        "a decay's slope sees its own token alone",
+        BACKWARD,
+        "later += x.by_total[t];",
+        "later = x.by_total[t];",
+        VALUES,
+    ),
+    Mutant("nothing is pulled to the first chunk", BACKWARD, "if (i > 0 || f.", "if (i > 1 || f.", VALUES),
+    Mutant("a rate's slope in the key is left out", BACKWARD, "if (f.call.corrects == 2)", "if (false)", PROXIMAL),
+    Mutant(
+        "a rate's slope in beta is one",
+        BACKWARD,
+        "T(x.by_rate[t] * chunk.slope_rate[t])",
+        "T(x.by_rate[t])",
+        PROXIMAL,
+    ),
+    Mutant(
+        "unit length is not differentiated",
+        BACKWARD,
+        "store(grad + i, (load(grad + i) - load(unit + i) * along) * factor)",
+        "store(grad + i, load(grad + i) * factor)",
+        UNIT,
+    ),
+    Mutant(
+        "the memory's slope forgets the errors' decay",
+        BACKWARD,
+        "? chunk.scaled_carry[t] : chunk.minus[t - size]",
+        "? chunk.scaled_carry[t] : -chunk.rate[t - size]",
+        VALUES,
+    ),
+    Mutant(
+        "a value's slope forgets the rate",
+        BACKWARD,
+        "const T rate = f.call.corrects ? chunk.rate[t] : T(1);",
+        "const T rate = T(1);",
+        VALUES,
+    ),
+    Mutant(
+        "a triangle loses its diagonal",
+        PRODUCT,
+        "smaller(depth, row + some) : depth",
+        "smaller(depth, row + some - 1) : depth",
+        VALUES,
+    ),
+    Mutant(
+        "a tile of a triangle is left out",
+        PRODUCT,
+        "column > row + some - 1) continue;",
+        "column > row) continue;",
+        VALUES,
+    ),
+    Mutant("the last columns are left out", PRODUCT, "if (column < columns) {", "if (column + 1 < 0) {", VALUES),
+    Mutant(
+        "a solve adds",
+        PRODUCT,
+        "value[m][j] -= factor * value[s][j];",
+        "value[m][j] += factor * value[s][j];",
+        VALUES,
+    ),
+    Mutant("bounds may fall", LIBRARY, "call.bounds[n] > call.bounds[n + 1] || ", "", BOUNDS),
+    Mutant(
+        "denormals stay zero after a call",
+        LIBRARY,
+        "~FlushToZero() { _mm_setcsr(before); }",
+        "~FlushToZero() {}",
+        DENORMALS,
+    ),
+)
