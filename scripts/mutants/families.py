@@ -6,6 +6,7 @@ from scripts.mutants.chosen import (
     channel,
     delta,
     diagonal,
+    files,
     layers,
     mesa,
     momentum,
@@ -31,6 +32,7 @@ FAMILIES = {
     "rules": rules.MUTANTS,
     "recipe": recipe.MUTANTS,
     "states": states.MUTANTS,
+    "files": files.MUTANTS,
     "layers": layers.MUTANTS,
 }
 """The faults of each."""
