@@ -99,12 +99,10 @@ class LayerState:
         Raises:
             OSError: If the file cannot be written.
         """
-        parts = zip(get(self.rule).states, get(self.rule).state_tensors(self.memory), strict=True)
-        named = {f"memory.{name}": x for name, x in parts}
-        named |= {f"windows.{name}": x for name, x in self.windows.items()}
-        names = json.dumps((*named, "position"))  # in their order, which a pytree minds
+        named = self.named()
+        names = json.dumps([name for name in named if name != "position"])  # in their order, which a pytree minds
         metadata = {"format": _FORMAT, "version": str(VERSION), "rule": self.rule, "tensors": names}
-        states.write(path, {**named, "position": self.position}, metadata)
+        states.write(path, named, metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LayerState:
@@ -126,17 +124,43 @@ class LayerState:
         if metadata.get("version") != str(VERSION):
             raise ValueError(f"{path} must have version {VERSION}; got {metadata.get('version')}. "
                              "Load it with the release of innerloop that wrote it.")  # fmt: skip
-        rule = get(metadata.get("rule", ""))
-        order = json.loads(metadata.get("tensors", "[]"))
-        wanted = {"position", *order, *(f"memory.{name}" for name in rule.states)}
+        try:
+            return cls.from_named(metadata.get("rule", ""), json.loads(metadata.get("tensors", "[]")), named)
+        except ValueError as error:
+            raise ValueError(f"{path} does not fit together: {error}") from None
+
+    def named(self) -> dict[str, Tensor]:
+        """Return every tensor by a name of its own, as files hold them."""
+        rule = get(self.rule)
+        parts = zip(rule.states, rule.state_tensors(self.memory), strict=True)
+        found = {f"memory.{name}": x for name, x in parts if x is not None}
+        return found | {f"windows.{name}": x for name, x in self.windows.items()} | {"position": self.position}
+
+    @classmethod
+    def from_named(cls, rule: str, order: Sequence[str], named: dict[str, Tensor]) -> LayerState:
+        """Return the state whose ``named`` these tensors are.
+
+        Args:
+            rule: The rule.
+            order: The names, but for ``position``, in the order in which ``named`` had them.
+            named: The tensors.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: If a tensor is missing or one too many, or they differ in rows.
+        """
+        found = get(rule)
+        wanted = {"position", *order, *(f"memory.{name}" for name in found.states)}
         if set(named) != wanted:
-            raise ValueError(f"{path} must hold {', '.join(sorted(wanted))}; got {', '.join(sorted(named))}")
+            raise ValueError(f"it must hold {', '.join(sorted(wanted))}; got {', '.join(sorted(named))}")
         rows = named["position"].shape
         if len(rows) != 1 or any(x.shape[:1] != rows for x in named.values()):
-            raise ValueError(f"{path} does not fit together: its tensors must have as many rows as position")
-        memory = rule.packed_state([named[f"memory.{name}"] for name in rule.states])
+            raise ValueError("its tensors must have as many rows as position")
+        memory = found.packed_state([named[f"memory.{name}"] for name in found.states])
         windows = {name.removeprefix("windows."): named[name] for name in order if name.startswith("windows.")}
-        return cls(rule.name, memory, windows, named["position"])
+        return cls(found.name, memory, windows, named["position"])
 
     def _mapped(self, function: Callable[[Any], Any]) -> LayerState:
         windows = {name: function(window) for name, window in self.windows.items()}
