@@ -4,7 +4,7 @@ from innerloop.data.order import shuffled
 from innerloop.data.sources import cut, documents
 from innerloop.data.time_machine import Text, time_machine
 from innerloop.data.tokenizer import SEPARATOR, ByteTokenizer, PairTokenizer, Tokenizer, load_tokenizer
-from innerloop.data.tokens import Tokens, fingerprint, texts, write_tokens
+from innerloop.data.tokens import Tokens, encoded, fingerprint, texts, write_tokens
 from innerloop.data.topics import pydoc_topics
 from innerloop.data.windows import Windows, windows
 
@@ -18,6 +18,7 @@ __all__ = [
     "Windows",
     "cut",
     "documents",
+    "encoded",
     "fingerprint",
     "load_tokenizer",
     "pydoc_topics",

@@ -154,7 +154,7 @@ class PairTokenizer(Tokenizer):
         library = _library()
         smallest = len(RESERVED) + 256
         if alphabet == "every" and vocabulary < smallest:
-            raise ValueError(f"vocabulary must be at least {smallest}, every byte and what is reserved; got {vocabulary}")
+            raise ValueError(f"vocabulary must be at least {smallest}, every byte and the reserved; got {vocabulary}")
         pairs = library.Tokenizer(library.models.BPE())
         pairs.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         pairs.decoder = library.decoders.ByteLevel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -140,19 +141,21 @@ def write_tokens(
     total = size(place)
     with files.new_folder(folder) as partial:
         with open(partial / _NUMBERS, "wb") as file:
-            count = read = number = 0
-            for number, ids in _encoded(place, column, tokenizer):  # ruff: ignore[unused-loop-control-variable] - the last one counts
+            count = read = 0
+            parts = 1
+            for ids in _joined(place, column, tokenizer):
                 file.write(ids.numpy().astype(kind).tobytes())
                 count += len(ids)
+                parts += int((ids == SEPARATOR).sum())
                 read += int(tokenizer.byte_counts[ids].sum())
                 progress(min(1.0, read / total) if total else 0.0)
             split = count - int(count * hold_out)
             if validation is not None:
                 split = count
-                for _, ids in _encoded(validation, column, tokenizer):
+                for ids in _joined(validation, column, tokenizer):
                     file.write(ids.numpy().astype(kind).tobytes())
                     count += len(ids)
-        facts = {"count": count, "split": split, "kind": kind.name, "source": place, "documents": number}
+        facts = {"count": count, "split": split, "kind": kind.name, "source": place, "documents": parts}
         facts |= {"format": _FORMAT, "version": VERSION, "tokenizer": fingerprint(tokenizer)}
         (partial / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     return Tokens.open(folder)
@@ -169,15 +172,36 @@ def texts(place: str, column: str = "text") -> Iterator[str]:
         yield from cut(document)
 
 
-def _encoded(place: str, column: str, tokenizer: Tokenizer) -> Iterator[tuple[int, Tensor]]:
-    """Yield the number of each document that has text, and its ids piece by piece."""
-    number = 0
+def encoded(place: str, column: str, tokenizer: Tokenizer) -> Iterator[Iterator[Tensor]]:
+    """Yield the ids of each document that has text, piece by piece.
+
+    Args:
+        place: The source; see :func:`innerloop.data.documents`.
+        column: Of records, what holds the text.
+        tokenizer: What encodes it.
+
+    Yields:
+        Documents, each an iterator of int64 ``[T]``, to be read before the next is asked for.
+
+    Raises:
+        ValueError: If the source is missing, empty or no text.
+        RuntimeError: If a package that the source needs is missing.
+        OSError: If a file cannot be read.
+    """
+    empty = True
     for document in documents(place, column):
-        for place_, piece in enumerate(cut(document)):
-            if place_ == 0:
-                number += 1
-                if number > 1:
-                    yield number, torch.tensor([SEPARATOR])
-            yield number, tokenizer.encode(piece)
-    if not number:
+        pieces = cut(document)
+        first = next(pieces, None)
+        if first is not None:
+            empty = False
+            yield (tokenizer.encode(piece) for piece in itertools.chain([first], pieces))
+    if empty:
         raise ValueError(f"data must hold text; {place} is empty")
+
+
+def _joined(place: str, column: str, tokenizer: Tokenizer) -> Iterator[Tensor]:
+    """Yield all ids, with the separator between documents."""
+    for number, document in enumerate(encoded(place, column, tokenizer)):
+        if number:
+            yield torch.tensor([SEPARATOR])
+        yield from document

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from innerloop import states
+from innerloop.files import write_text
 from innerloop.lm.config import Config
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -53,18 +53,3 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not isinstance(values.get("innerloop"), dict):
         raise ValueError(f"{path} must be the configuration of an innerloop model; it is something else")
     return values["innerloop"]
-
-
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file; whatever interrupts it, the path holds the old file or the new one."""
-    path = Path(os.path.realpath(path))
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    try:
-        with open(partial, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
