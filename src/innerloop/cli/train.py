@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--column", metavar="NAME", help="of records, what holds the text; text")
     data.add_argument("--validation", metavar="TEXT", help="what to validate on; the end of TEXT if left out")
     data.add_argument("--hold-out", type=float, metavar="PART", help="how much of TEXT that end is; 0.1")
-    data.add_argument("--tokenizer", choices=("bytes", "pairs"), help="bytes, or byte pairs that TEXT teaches; bytes")
+    data.add_argument("--tokenizer", choices=("bytes", "pairs"), help="of bytes, or of byte pairs learned; bytes")
     data.add_argument("--vocabulary", type=int, metavar="N", help="ids of the byte pairs; 2048")
     model = parser.add_argument_group("model")
     model.add_argument("--pattern", metavar="LAYERS", help="such as 3*gated_delta_rule+attention; gated_delta_rule")

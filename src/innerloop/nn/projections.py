@@ -60,13 +60,17 @@ class LowRank(Wide):
 
     def reset_parameters(self) -> None:
         """Begin anew."""
+        if not self.down.is_meta:  # torch would load its compiler to draw nothing
+            self._draw()
+        self._mark()
+
+    def _draw(self) -> None:
         nn.init.zeros_(self.down)
         outputs, rank = self.up.shape
         nn.init.orthogonal_(self.up, gain=0.1 * math.sqrt(max(1.0, outputs / rank)))
         if self.offset is not None and self.start is not None:
             with torch.no_grad():
                 self.offset.copy_(self.start())
-        self._mark()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., D]`` to wide ``[..., outputs]``."""
