@@ -34,15 +34,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--column", metavar="NAME", help="of records, what holds the text; text")
     data.add_argument("--validation", metavar="TEXT", help="what to validate on; the end of TEXT if left out")
     data.add_argument("--hold-out", type=float, metavar="PART", help="how much of TEXT that end is; 0.1")
-    data.add_argument("--tokenizer", choices=("bytes", "pairs"), help="of bytes, or of byte pairs learned; bytes")
+    data.add_argument("--tokenizer", choices=("bytes", "pairs"), help="bytes, or byte pairs learned; bytes")
     data.add_argument("--vocabulary", type=int, metavar="N", help="ids of the byte pairs; 2048")
     model = parser.add_argument_group("model")
     model.add_argument("--pattern", metavar="LAYERS", help="such as 3*gated_delta_rule+attention; gated_delta_rule")
     model.add_argument("--depth", type=int, metavar="N", help="layers in all: the pattern, repeated; its own number")
     model.add_argument("--width", type=int, metavar="N", help="256")
     model.add_argument("--heads", type=int, metavar="N", help="4")
-    model.add_argument("--set", action="append", dest="model", metavar="NAME=VALUE", help="another field of the model's "
-                       "configuration, such as dropout=0.1 or tied=false; may be given several times")  # fmt: skip
+    model.add_argument("--set", action="append", dest="model", metavar="NAME=VALUE",
+                       help="another field of the model, such as dropout=0.1 or tied=false; may be given several times")  # fmt: skip
     training = parser.add_argument_group("training")
     training.add_argument("--steps", type=int, metavar="N", help="updates; 1000")
     training.add_argument("--batch", type=int, metavar="N", help="windows an update; 32")
