@@ -13,7 +13,7 @@ COUNT ?= 20000
 FUZZ = OMP_NUM_THREADS=1 $(BIN)/python -m scripts.fuzz --count $(COUNT) $(if $(SEED),--seed $(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help report reproduce screenshots picture test test-slow check docs bench fuzz mutants mutants-generic clean
+.PHONY: help report reproduce screenshots picture test test-slow kill-test check docs bench fuzz mutants mutants-generic clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -35,6 +35,9 @@ test: $(SETUP)  ## the tests, without the slow ones
 
 test-slow: $(SETUP)  ## the slow tests alone
 	$(PYTEST) -m slow
+
+kill-test: $(SETUP)  ## kill training runs at bad moments and at random ones, and see that each ends as if it had not
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_kill.py
 
 check: $(SETUP)  ## style, types, layers and the examples in the documentation
 	$(BIN)/ruff check

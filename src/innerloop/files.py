@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import shutil
@@ -117,13 +118,14 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
         partial.write_bytes(content)
 
 
-def remove_leftovers(folder: str | os.PathLike[str]) -> None:
+def remove_leftovers(folder: str | os.PathLike[str], name: str = "*") -> None:
     """Remove what writers that were killed have left in ``folder``; nobody may be writing there.
 
     Args:
         folder: Where to look; folders in it are left alone.
+        name: Of what was to be written; anything.
     """
-    for path in Path(folder).glob(f".*{_SUFFIX}"):
+    for path in Path(folder).glob(f".{name if name == '*' else glob.escape(name)}.*{_SUFFIX}"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

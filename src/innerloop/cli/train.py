@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--width", type=int, metavar="N", help="256")
     model.add_argument("--heads", type=int, metavar="N", help="4")
     model.add_argument("--set", action="append", dest="model", metavar="NAME=VALUE",
-                       help="another field of the model, such as dropout=0.1 or tied=false; may be given several times")  # fmt: skip
+                       help="another field of the model, such as dropout=0.1; may be given several times")  # fmt: skip
     training = parser.add_argument_group("training")
     training.add_argument("--steps", type=int, metavar="N", help="updates; 1000")
     training.add_argument("--batch", type=int, metavar="N", help="windows an update; 32")
@@ -79,12 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
     from innerloop.training import Run
 
     try:
-        if arguments.resume:
-            found = Run.open(arguments.resume)
-        else:
-            found = _prepared(arguments)
+        found = Run.open(arguments.resume) if arguments.resume else _prepared(arguments)
     except (ValueError, TypeError, RuntimeError, OSError) as error:
         raise InputError(one_line(error)) from error
+    if found.plan.purpose != "training":
+        raise InputError(f"--resume must name a run; {arguments.resume} is a comparison, for innerloop compare")
     return _train(found)
 
 

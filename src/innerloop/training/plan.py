@@ -11,6 +11,7 @@ from innerloop.lm import Config
 from innerloop.training.options import TrainingOptions
 
 TokenizerKind = Literal["bytes", "pairs"]
+Purpose = Literal["training", "comparison"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,8 @@ class Plan:
     """Of torch; as many as it has now if None. Sums are the same to the bit for the same number alone."""
     board: bool = False
     """Whether to log for TensorBoard too."""
+    purpose: Purpose = "training"
+    """One model, or several whose patterns and seeds take the place of this one's."""
 
     def __post_init__(self) -> None:
         """Check what no part checks itself, and settle on a number of threads."""
@@ -39,6 +42,8 @@ class Plan:
             raise ValueError(f"hold_out must lie in [0, 1), a part of the text; got {self.hold_out}")
         if self.tokenizer not in get_args(TokenizerKind):
             raise ValueError(f"tokenizer must be one of {', '.join(get_args(TokenizerKind))}; got {self.tokenizer!r}")
+        if self.purpose not in get_args(Purpose):
+            raise ValueError(f"purpose must be one of {', '.join(get_args(Purpose))}; got {self.purpose!r}")
         if self.threads is None:
             object.__setattr__(self, "threads", torch.get_num_threads())
         if not isinstance(self.threads, int) or self.threads < 1:

@@ -68,6 +68,7 @@ class Run:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():
             folder.rmdir()
+        files.remove_leftovers(folder.parent, folder.name)
         with files.new_folder(folder) as partial:
             tokenizer = _learned(plan)
             tokens = write_tokens(
