@@ -126,21 +126,33 @@ class LanguageModel(nn.Module):
             TypeError: If an input has another type.
             ValueError: If a shape disagrees, a token or label is out of range, or the reduction is unknown.
         """
-        if reduction not in get_args(Reduction):
-            raise ValueError(f"reduction must be one of {', '.join(map(repr, get_args(Reduction)))}; got {reduction!r}")
-        _check_integers("tokens", tokens)
         _check_integers("labels", labels)
-        if labels.shape != tokens.shape:
+        if isinstance(tokens, Tensor) and labels.shape != tokens.shape:
             raise ValueError(f"labels must have the tokens' shape {list(tokens.shape)}; got {list(labels.shape)}")
         x, state = self.hidden(tokens, state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
+        options = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "reduction": reduction}
+        return self.loss_of(x, labels, **options), state
+
+    def loss_of(
+        self,
+        x: Tensor,
+        labels: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        reduction: Reduction = "mean",
+    ) -> Tensor:
+        """Return the loss of what the head reads, ``[B, T, D]``; the rest as in ``loss``."""
+        if reduction not in get_args(Reduction):
+            raise ValueError(f"reduction must be one of {', '.join(map(repr, get_args(Reduction)))}; got {reduction!r}")
         if attention_mask is not None:
-            labels = labels.masked_fill(~attention_mask.bool(), IGNORED)
+            labels = labels.masked_fill(attention_mask == 0, IGNORED)
         if cu_seqlens is not None:
             place = torch.arange(labels.shape[1], device=labels.device)
             labels = labels.masked_fill((place < cu_seqlens[0]) | (place >= cu_seqlens[-1]), IGNORED)
         self._check_range("labels", labels, IGNORED)
         loss = head_loss(x.flatten(0, 1), self.head_weight, labels.flatten(), reduction)
-        return loss.view(labels.shape) if reduction == "none" else loss, state
+        return loss.view(labels.shape) if reduction == "none" else loss
 
     def hidden(
         self,
@@ -153,6 +165,8 @@ class LanguageModel(nn.Module):
         """Return what the head reads, ``[B, T, D]``, and the state; arguments and errors as in ``forward``."""
         tokens = self._checked(tokens, attention_mask)
         self._check_state(state)
+        if attention_mask is not None and readable(attention_mask) and bool(attention_mask.all()):
+            attention_mask = None  # seen once, instead of by every layer
         x = self.dropout(self.embedding(tokens))
         value, after = None, []
         saves = self.checkpointing and self.training and torch.is_grad_enabled()
