@@ -47,7 +47,7 @@ class InnerloopConfig(PretrainedConfig):
     """
 
     model_type = MODEL_TYPE
-    keys_to_ignore_at_inference = ("cache", "past_key_values")
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]  # ruff: ignore[mutable-class-default] - a list is asked for
 
     def __init__(self, innerloop: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Keep the fields, once they make a configuration."""
@@ -281,11 +281,11 @@ class InnerloopForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Let a module draw its initial values, but for what has been loaded."""
-        own = list(module.parameters(recurse=False))
         reset: Callable[[], None] | None = getattr(module, "reset_parameters", None)
-        if not own or reset is None:
-            return
-        loaded = [(p, p.detach().clone()) for p in own if getattr(p, "_is_hf_initialized", False)]
+        below = list(module.modules())[1:]
+        if reset is None or any(hasattr(child, "reset_parameters") for child in below):
+            return  # those below draw their own
+        loaded = [(p, p.detach().clone()) for p in module.parameters() if getattr(p, "_is_hf_initialized", False)]
         reset()
         with torch.no_grad():
             for parameter, value in loaded:

@@ -107,8 +107,7 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, State]:
         """Return the cross entropy of the logits after each token against its label, in nats.
 
-        The logits are made and used up a piece at a time. The gradient of a mean or a sum is not differentiable again;
-        that of ``"none"`` is.
+        The logits are made and used up a piece at a time, in the backward pass as well.
 
         Args:
             tokens: As in ``forward``.
@@ -150,7 +149,7 @@ class LanguageModel(nn.Module):
         if cu_seqlens is not None:
             place = torch.arange(labels.shape[1], device=labels.device)
             labels = labels.masked_fill((place < cu_seqlens[0]) | (place >= cu_seqlens[-1]), IGNORED)
-        self._check_range("labels", labels, IGNORED)
+        self._check_range("labels", labels.masked_fill(labels == IGNORED, 0), 0)
         loss = head_loss(x.flatten(0, 1), self.head_weight, labels.flatten(), reduction)
         return loss.view(labels.shape) if reduction == "none" else loss
 
@@ -220,6 +219,9 @@ class LanguageModel(nn.Module):
         if max_new_tokens is not None and (not isinstance(max_new_tokens, int) or max_new_tokens < 0):
             raise ValueError(f"max_new_tokens must be a whole number of at least 0, or None; got {max_new_tokens!r}")
         tokens = self._checked(tokens, attention_mask)
+        for end in stop:
+            if not isinstance(end, int) or not 0 <= end < self.config.vocab_size:
+                raise ValueError(f"stop must hold tokens in [0, vocab_size={self.config.vocab_size}); got {end!r}")
         last = last_tokens(tokens, attention_mask)
         return self._generate(tokens, state, attention_mask, last, max_new_tokens, sampling, frozenset(stop))
 
