@@ -281,6 +281,8 @@ class InnerloopForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Let a module draw its initial values, but for what has been loaded."""
+        if isinstance(module, nn.ParameterDict | nn.ParameterList):
+            module = next(owner for owner in self.modules() if any(child is module for child in owner.children()))
         reset: Callable[[], None] | None = getattr(module, "reset_parameters", None)
         below = list(module.modules())[1:]
         if reset is None or any(hasattr(child, "reset_parameters") for child in below):
