@@ -339,7 +339,8 @@ class Embedding(nn.Embedding):
 
     def reset_parameters(self) -> None:
         """Draw the weights anew."""
-        nn.init.normal_(self.weight, std=self.std)
+        if not self.weight.is_meta:  # torch would load its compiler to draw none
+            nn.init.normal_(self.weight, std=self.std)
 
 
 def _check_integers(name: str, tokens: Tensor) -> None:

@@ -120,14 +120,18 @@ class Decay(Wide):
 
     def reset_parameters(self) -> None:
         """Draw both anew."""
-        with torch.no_grad():
-            self.A_log.uniform_(*self.rates).log_()
-            if self.dt == "ones":
-                self.dt_bias.fill_(1)
-            else:
-                step = self.dt_bias.uniform_(math.log(1e-3), math.log(0.1)).exp()
-                self.dt_bias.copy_(inverse_softplus(step))
+        if not self.A_log.is_meta:  # there are no numbers, and torch would load its compiler to say so
+            with torch.no_grad():
+                self._draw()
         self._mark()
+
+    def _draw(self) -> None:
+        self.A_log.uniform_(*self.rates).log_()
+        if self.dt == "ones":
+            self.dt_bias.fill_(1)
+        else:
+            step = self.dt_bias.uniform_(math.log(1e-3), math.log(0.1)).exp()
+            self.dt_bias.copy_(inverse_softplus(step))
 
     def forward(self, a: Tensor) -> Tensor:
         """Map ``[..., H]`` or ``[..., H, K]`` to log decays of that shape, at most 0."""

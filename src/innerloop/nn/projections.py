@@ -60,6 +60,11 @@ class LowRank(Wide):
 
     def reset_parameters(self) -> None:
         """Begin anew."""
+        if not self.down.is_meta:  # torch would load its compiler to draw nothing
+            self._draw()
+        self._mark()
+
+    def _draw(self) -> None:
         nn.init.zeros_(self.down)
         outputs, rank = self.up.shape
         wide = torch.empty_like(self.up, dtype=compute_dtype(self.up.dtype))  # halves have no QR
@@ -68,7 +73,6 @@ class LowRank(Wide):
             self.up.copy_(wide)
             if self.offset is not None and self.start is not None:
                 self.offset.copy_(self.start())
-        self._mark()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., D]`` to wide ``[..., outputs]``."""
