@@ -118,6 +118,7 @@ def test_a_model_in_training_writes_as_in_evaluation(kit):
         assert model.training
         assert model.blocks[0].dropout.training
         assert not token.requires_grad
+        assert not token.is_inference()
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,11 @@ def sharded(model, blocks):
     return fully_shard(model)
 
 
+def sharded_face(**options):
+    model = face(**options).train()
+    return sharded(model, model.model.blocks)
+
+
 def whole(x):
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
@@ -76,14 +81,15 @@ def main(folder):
     for name, model in (
         ("ddp", DistributedDataParallel(face())),
         ("checkpointed ddp", DistributedDataParallel(face(checkpointing=True).train())),
-        ("fsdp", sharded(model := face(), model.model.blocks)),
-        ("checkpointed fsdp", sharded(model := face(checkpointing=True).train(), model.model.blocks)),
+        ("fsdp", sharded_face()),
+        ("checkpointed fsdp", sharded_face(checkpointing=True)),
     ):
         got = joined(trained(model, mine))
         found[name] = max((got - losses).abs().max().item(), distance(gradients(model), want))
 
     # The plain model, whose loss is no forward: FSDP is told of it.
-    plain = sharded(model := face().model, model.blocks)
+    plain = face().model
+    sharded(plain, plain.blocks)
     register_fsdp_forward_method(plain, "loss")
     loss, _ = plain.loss(mine[:, :-1], mine[:, 1:])
     loss.backward()
@@ -92,16 +98,17 @@ def main(folder):
     found["plain fsdp"] = distance(gradients(plain), gradients(single.model))
 
     # Saved by one process, read by both into shards.
-    weights = get_model_state_dict(model := plain, options=WHOLE)
+    weights = get_model_state_dict(plain, options=WHOLE)
     if rank == 0:
         saved = LanguageModel(CONFIG).double()
         saved.load_state_dict(weights)
         saved.save(folder / "model")
     dist.barrier()
     loaded = LanguageModel.load(folder / "model")
-    again = sharded(other := face(initial_std=1.0).model, other.blocks)
+    again = face(initial_std=1.0).model
+    sharded(again, again.blocks)
     set_model_state_dict(again, loaded.state_dict(), options=WHOLE)
-    found["loaded"] = (whole(again(mine)[0]) - model(mine)[0]).abs().max().item()
+    found["loaded"] = (whole(again(mine)[0]) - plain(mine)[0]).abs().max().item()
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
