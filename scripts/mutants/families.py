@@ -6,6 +6,7 @@ from scripts.mutants.chosen import (
     channel,
     delta,
     diagonal,
+    language_model,
     layers,
     mesa,
     momentum,
@@ -32,5 +33,6 @@ FAMILIES = {
     "recipe": recipe.MUTANTS,
     "states": states.MUTANTS,
     "layers": layers.MUTANTS,
+    "language_model": language_model.MUTANTS,
 }
 """The faults of each."""

@@ -71,7 +71,7 @@ def attend(
 def _before(past: tuple[Tensor, ...], heads: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return each row's newest ``count`` pairs, ``[B, G, count, .]`` with pads in front, and which are real."""
     k, v, lengths = past
-    place = lengths[:, None] + torch.arange(-count, 0, device=k.device)
+    place = torch.arange(-count, 0, device=k.device) + lengths[:, None]
     real = place >= 0  # [B, W-1]
     if k.shape[1] == 0:
         k, v = (x.new_zeros((x.shape[0], 1, *x.shape[2:])) for x in (k, v))
