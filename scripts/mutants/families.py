@@ -7,6 +7,7 @@ from scripts.mutants.chosen import (
     delta,
     diagonal,
     files,
+    language_model,
     layers,
     mesa,
     momentum,
@@ -34,5 +35,6 @@ FAMILIES = {
     "states": states.MUTANTS,
     "files": files.MUTANTS,
     "layers": layers.MUTANTS,
+    "language_model": language_model.MUTANTS,
 }
 """The faults of each."""

@@ -100,8 +100,8 @@ def tables(result: Result) -> list[Table]:
     columns = ("layer", "perplexity", "bits a character", "parameters", "s an epoch", "state bytes", "decoded tokens/s")
     note = (
         f"{result['text']}, {result['steps']} updates a row on {result['threads']} threads, one seed: differences of a "
-        f"few are noise. Frequencies alone give {result['frequencies']:.1f}. The document has one row, {DOCUMENT} after "
-        "ten epochs; innerloop compare runs the full budget."
+        f"few are noise. Frequencies alone give {result['frequencies']:.1f}. The document has one row, {DOCUMENT} "
+        "after ten epochs; innerloop compare runs the full budget."
     )
     return [Table("Every layer at one budget", columns, lines, note)]
 

@@ -55,8 +55,9 @@ class Block(nn.Module):
             y, state, first_value = self.layer(h, state, first_value=given, output_first_value=True, **options)
         else:
             y, state = self.layer(h, state, **options)
-        x = x + self.dropout(y)
+        x = x + (self.dropout(y) if self.training else y)
         if self.feed_forward is not None and self.feed_forward_norm is not None:
-            x = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+            y = self.feed_forward(self.feed_forward_norm(x))
+            x = x + (self.dropout(y) if self.training else y)
         assert state is not None
         return x, state, first_value

@@ -73,6 +73,9 @@ class Config:
         self._check_numbers()
         if not isinstance(self.layer_options, Mapping):
             raise TypeError(f"layer_options must be a dict by rule; got {type(self.layer_options).__name__}")
+        for rule, chosen in self.layer_options.items():
+            if not isinstance(chosen, Mapping):
+                raise TypeError(f"layer_options must hold a dict of options by rule; got {chosen!r} for {rule}")
         options = {SHORT.get(rule, rule): dict(chosen) for rule, chosen in self.layer_options.items()}
         object.__setattr__(self, "layer_options", copy.deepcopy(options))
         length = len(parse(self.pattern))

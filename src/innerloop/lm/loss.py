@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -32,8 +31,8 @@ def rows_at_once(words: int) -> int:
 def head_loss(x: Tensor, weight: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
     """Return the cross entropy of ``x @ weight.T`` against ``labels``, a piece of the tokens at a time.
 
-    Of a sum or a mean, the gradient is found on the way, while a piece's logits are there, and cannot be differentiated
-    again; single losses compute their logits anew in the backward pass, to any order.
+    Of a sum or a mean, the gradient is found on the way, while a piece's logits are there; single losses, and whoever
+    differentiates the gradient, compute the logits anew in the backward pass.
 
     Args:
         x: What the head reads, ``[N, D]``.
@@ -90,14 +89,20 @@ class _Sum(torch.autograd.Function):
                 torch.mm(slope, weight, out=d_x[start : start + rows])
             if d_weight is not None:
                 _add_product(d_weight, slope, piece)
-        ctx.save_for_backward(d_x, None if d_weight is None else d_weight.to(weight.dtype))
+        ctx.save_for_backward(x, weight, labels, d_x, None if d_weight is None else d_weight.to(weight.dtype))
         return total.to(wide)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # ruff: ignore[any-type] - the framework's own
-        slopes = [None if slope is None else gradient.to(slope.dtype) * slope for slope in ctx.saved_tensors]
-        return *slopes, None, None
+        x, weight, labels, *slopes = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return *(None if slope is None else gradient.to(slope.dtype) * slope for slope in slopes), None, None
+        # A derivative of this one is wanted. Views, because x may have come from the same weight.
+        inputs = (x.view_as(x), weight.view_as(weight))
+        wanted = [y for y, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
+        total = _apart(*inputs, labels).sum()
+        found = iter(torch.autograd.grad(total, wanted, gradient.to(total.dtype), create_graph=True))
+        return *(next(found) if need else None for need in ctx.needs_input_grad[:2]), None, None
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

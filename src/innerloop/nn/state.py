@@ -79,8 +79,11 @@ class LayerState:
 
         Raises:
             TypeError: If ``length`` is no whole number.
-            ValueError: If the memory merges its tokens (keep a clone to go back to), or a row has fewer.
+            ValueError: If the memory merges its tokens or has let go of some, as behind a window (keep a clone to go
+                back to), or a row has fewer.
         """
+        if get(self.rule).grows and bool((self.memory.lengths < self.position).any()):
+            raise ValueError(f"this {self.rule} has let go of tokens before its window; keep a clone to go back to")
         memory = states.crop(self.rule, self.memory, length)
         position = torch.as_tensor(length, device=self.position.device).expand_as(self.position)
         return LayerState(self.rule, memory, dict(self.windows), position.to(torch.int64).clone())
