@@ -16,7 +16,7 @@ FUZZ = OMP_NUM_THREADS=1 $(BIN)/python -m scripts.fuzz --count $(COUNT) $(if $(S
 # What a watched library is put through: everything that only kernels can get wrong, and the contract.
 SANITIZED = tests/kernels/test_native.py tests/kernels/test_robustness.py tests/rules/test_contract.py
 
-.PHONY: help report reproduce screenshots picture test test-slow check docs bench fuzz sanitize wheel-test mutants mutants-generic clean
+.PHONY: help report reproduce screenshots picture test test-slow check docs bench fuzz sanitize wheel-test kill-test mutants mutants-generic clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -38,6 +38,9 @@ test: $(SETUP)  ## the tests, without the slow ones
 
 test-slow: $(SETUP)  ## the slow tests alone
 	$(PYTEST) -m slow
+
+kill-test: $(SETUP)  ## kill training runs at bad moments and at random ones, and see that each ends as if it had not
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_kill.py
 
 check: $(SETUP)  ## style, types, layers and the examples in the documentation
 	$(BIN)/ruff check

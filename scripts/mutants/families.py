@@ -6,6 +6,8 @@ from scripts.mutants.chosen import (
     channel,
     delta,
     diagonal,
+    files,
+    language_model,
     layers,
     mesa,
     momentum,
@@ -32,7 +34,9 @@ FAMILIES = {
     "rules": rules.MUTANTS,
     "recipe": recipe.MUTANTS,
     "states": states.MUTANTS,
+    "files": files.MUTANTS,
     "layers": layers.MUTANTS,
     "native": native.MUTANTS,
+    "language_model": language_model.MUTANTS,
 }
 """The faults of each."""

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 from innerloop._version import __version__
 
 if TYPE_CHECKING:
-    from innerloop import nn, ops, recipe, states, testing
+    from innerloop import lm, nn, ops, recipe, states, testing
     from innerloop.kernels.operator import Options
     from innerloop.ops import explain
     from innerloop.rule import Constant, Gate, Rule, register
 
 _HOME = {
+    "lm": "",
     "nn": "",
     "ops": "",
     "recipe": "",
@@ -32,6 +33,7 @@ __all__ = [
     "Rule",
     "__version__",
     "explain",
+    "lm",
     "nn",
     "ops",
     "recipe",

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import innerloop.rules  # ruff: ignore[unused-import] - rules go by their names here, so the list must have been read
+from innerloop import files
 from innerloop.network import NetworkRule, find
 from innerloop.rule import Rule, State, get
 from innerloop.shapes import check_shape
@@ -260,20 +259,12 @@ def from_named(rule: Rule | NetworkRule, tensors: dict[str, Tensor]) -> State:
 
 def write(path: str | os.PathLike[str], named: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write tensors to a safetensors file; whatever interrupts it, the path holds the old file or the new one."""
-    path = Path(os.path.realpath(path))  # a link keeps pointing at the file
     named = {name: clone(x.detach().cpu()) for name, x in named.items()}
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder of {path} must exist")
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    try:
-        partial.touch(exist_ok=False)
-        save_file(named, partial, metadata)
-        with open(partial, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with files.whole(path) as partial:
+        try:
+            save_file(named, partial, metadata)
+        except SafetensorError as error:  # what the system said of a write is in its words
+            raise OSError(f"{path} cannot be written: {str(error).partition(chr(10))[0]}") from None
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -7,23 +7,27 @@ import sys
 import pytest
 import torch
 
-from innerloop.data import Tokenizer, pydoc_topics, windows
+from innerloop.data import PairTokenizer, pydoc_topics, windows
 from innerloop.data.tokenizer import RESERVED
+
+
+def learned(text):
+    return PairTokenizer.learn([text], alphabet="seen")
 
 
 @pytest.fixture(scope="module")
 def topics():
-    return Tokenizer(pydoc_topics())
+    return learned(pydoc_topics())
 
 
 def test_the_time_machine_has_the_stated_number_of_tokens(book):
-    tokens = Tokenizer(book.content).encode(book.content)
+    tokens = learned(book.content).encode(book.content)
     assert len(tokens) == 62_808
     assert int(tokens.max()) == 1_026
 
 
 def test_the_time_machine_survives_encoding(book):
-    tokenizer = Tokenizer(book.content)
+    tokenizer = learned(book.content)
     assert tokenizer.decode(tokenizer.encode(book.content)) == book.content
 
 
@@ -40,8 +44,9 @@ def test_reserved_ids_never_occur_in_a_text(topics):
 
 def test_merges_do_not_depend_on_the_process():
     program = (
-        "import hashlib; from innerloop.data import Tokenizer, pydoc_topics as t;"
-        "print(hashlib.sha256(Tokenizer(t()[:100_000]).encode(t()).numpy().tobytes()).hexdigest())"
+        "import hashlib; from innerloop.data import PairTokenizer, pydoc_topics as t;"
+        "learned = PairTokenizer.learn([t()[:100_000]]);"
+        "print(hashlib.sha256(learned.encode(t()).numpy().tobytes()).hexdigest())"
     )
     runs = {
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
@@ -52,7 +57,7 @@ def test_merges_do_not_depend_on_the_process():
 
 def test_a_text_too_short_for_the_vocabulary_is_refused():
     with pytest.raises(ValueError, match="wanted 1027, got"):
-        Tokenizer("too short")
+        learned("too short")
 
 
 def test_a_missing_library_names_the_extra(monkeypatch):
@@ -65,7 +70,7 @@ def test_a_missing_library_names_the_extra(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(RuntimeError, match=r"innerloop\[lm\]") as caught:
-        Tokenizer("any")
+        learned("any")
     assert "\n" not in str(caught.value)
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Canvas
 from torch import nn
 
 from innerloop import experiments, ops
-from innerloop.data import Tokenizer, Windows, pydoc_topics, windows
+from innerloop.data import PairTokenizer, Windows, pydoc_topics, windows
 from innerloop.experiments import b05_language_model as b05
 from innerloop.experiments import c01_recall, c04_one_recall
 from innerloop.experiments.blocks import head_loss as head
@@ -195,7 +195,7 @@ def test_an_epoch_shows_every_window_once():
 
 
 def test_what_is_written_depends_on_the_seed_alone():
-    tokenizer = Tokenizer(pydoc_topics(), 300)
+    tokenizer = PairTokenizer.learn([pydoc_topics()], 300)
     model = LanguageModel(300, width=16)
     first, again, other = (training.write(model, tokenizer, "the", 20, seed) for seed in (0, 0, 1))
     assert first == again != other

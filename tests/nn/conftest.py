@@ -40,6 +40,7 @@ VARIANTS = {
     "LinearAttention-groups": SIZES | {"value_heads": 4},
     "SoftmaxAttention-shared": {"heads": 4, "key_heads": 2, "key_width": 6, "value_width": 3, "key_norm": True},
     "SoftmaxAttention-anywhere": {"heads": 2, "key_width": 5, "rotary_base": None},
+    "SoftmaxAttention-window": {"heads": 4, "key_heads": 2, "key_width": 6, "value_width": 3, "window": 4},
     "RetNet-groups": {"heads": 2, "key_width": 6, "value_width": 3, "value_heads": 4},
     "Mamba2-groups": {"heads": 4, "groups": 2, "key_width": 5, "value_width": 3},
     "MesaNet-gated": SIZES | {"output_gate": True, "value_heads": 4},

@@ -171,6 +171,8 @@ def softmax_attention(layer, x):
     k, v = (y.repeat_interleave(layer.heads // layer.key_heads, -2) for y in (k, v))
     scores = torch.einsum("btgk,bsgk->bgts", q, k) / math.sqrt(q.shape[-1])
     later = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
+    if layer.window:
+        later |= torch.ones_like(later).tril(-layer.window)
     o = torch.einsum("bgts,bsgv->btgv", scores.masked_fill(later, -torch.inf).softmax(-1), v)
     return layer.output(o.flatten(-2))
 
@@ -289,6 +291,7 @@ TRUTHS = {
     "LinearAttention-groups": linear_attention,
     "SoftmaxAttention": softmax_attention,
     "SoftmaxAttention-shared": softmax_attention,
+    "SoftmaxAttention-window": softmax_attention,
     "RetNet": ret_net,
     "RetNet-groups": ret_net,
     "Mamba2": mamba2,

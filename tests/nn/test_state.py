@@ -78,6 +78,12 @@ def test_cropping_goes_back_exactly_or_says_that_it_cannot(kit, layer):
         with pytest.raises(ValueError, match="keep a clone"):
             state.crop(5)
         return
+    if layer.window:
+        with pytest.raises(ValueError, match="keep a clone"):
+            state.crop(5)
+        _, state = layer(x[:, : layer.window - 1])
+        assert state.crop(0).position.tolist() == [0, 0]
+        return
     want, _ = layer(x[:, :3], layer(x[:, :5])[1])
     got, after = layer(x[:, :3], state.crop(5))
     assert error(got, want) <= 1e-10

@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant(
         "modules within modules are not drawn anew",
         LAYER,
-        "            _reset_children(child)\n",
+        "            reset_children(child)\n",
         "            pass\n",
         tests(INITIAL, "test_initial_values_are_alike_by_every_route[KimiDeltaAttention-meta]"),
     ),

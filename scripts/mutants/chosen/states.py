@@ -7,11 +7,6 @@ FILE, PACKING = "states/test_states.py", "rules/test_packing.py"
 CROP = tests(FILE, "test_attention_forgets_its_last_pairs test_a_crop_never_keeps_more_than_there_is")
 ROWS = tests(FILE, "test_reordered_rows_go_on_as_the_rows_they_came_from[momentum_delta_rule]")
 COPIES = tests(FILE, "test_copies_keep_structure_values_and_history[momentum_delta_rule]")
-WRITES = tests(
-    FILE,
-    "test_a_write_that_is_killed_leaves_the_old_file[fsync] test_a_write_that_is_killed_leaves_the_old_file[replace] "
-    "test_a_write_that_fails_leaves_the_old_file_alone",
-)
 
 MUTANTS = (
     Mutant(
@@ -84,14 +79,6 @@ MUTANTS = (
         'for key, words in (("states", "have the structure"),):',
         tests(FILE, "test_another_rule_or_structure_is_refused"),
     ),
-    Mutant(
-        "a file is written in place",
-        STATES,
-        "        os.replace(partial, path)\n",
-        "        path.write_bytes(Path(partial).read_bytes())\n        os.replace(partial, path)\n",
-        WRITES,
-    ),
-    Mutant("what failed to be written stays", STATES, "        partial.unlink(missing_ok=True)\n", "", WRITES),
     Mutant(
         "unit length is made before sequences are apart",
         PORTABLE,

@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, TextIO
+
+from innerloop.cli.bar import terminal_bar
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from innerloop.experiments.experiment import Experiment
     from innerloop.report.record import Record
 
@@ -30,7 +30,7 @@ class Progress:
         self._waiting = dict(expected)
         self._spent = self._estimated = 0.0
         self._current, self._fraction, self._begin = "", 0.0, 0.0
-        self._bar = _terminal_bar(sum(expected.values()), self._stream)
+        self._bar = terminal_bar(sum(expected.values()), self._stream)
 
     def __enter__(self) -> Progress:
         """Nothing to open: the bar is there from the start."""
@@ -103,14 +103,3 @@ def seconds_in_words(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60} s".removesuffix(" 0 s")
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60} min"
-
-
-def _terminal_bar(total: float, stream: TextIO) -> tqdm[NoReturn] | None:
-    if not stream.isatty():
-        return None
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    shape = "{desc:<40} {bar} {percentage:3.0f}%{postfix}"
-    return tqdm(total=total, file=stream, bar_format=shape, dynamic_ncols=True, leave=False)

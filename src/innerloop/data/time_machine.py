@@ -6,12 +6,12 @@ import contextlib
 import hashlib
 import http.client
 import os
-import tempfile
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 from innerloop.data.topics import pydoc_topics
+from innerloop.files import write_bytes
 
 FILE = "timemachine.txt"
 SHA1 = "090b5e7e70c295757f55df93cb0a180b9691891a"
@@ -94,17 +94,6 @@ def _downloaded() -> Text:
         return Text(pydoc_topics(), "pydoc topics", "pydoc_data.topics", reason)
     # A cache that cannot be written costs the next run a download, not this one its text.
     with contextlib.suppress(OSError):
-        _keep(content, cache_folder() / FILE)
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        write_bytes(cache_folder() / FILE, content)
     return Text(text, "The Time Machine", URL)
-
-
-def _keep(content: bytes, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{FILE}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.replace(partial, file)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from innerloop.data import Text, Tokenizer, Windows, time_machine, windows
+from innerloop.data import PairTokenizer, Text, Windows, time_machine, windows
 from innerloop.experiments.blocks.gated_delta_net import LanguageModel
 from innerloop.experiments.blocks.training import Learner, Step, mean_loss, shuffled, write
 from innerloop.experiments.experiment import Experiment, Figure, Result, Settings, Table
@@ -36,7 +36,7 @@ PROMPT = "The Time Traveller"
 def run(settings: Settings) -> Result:
     """Train, and beside the first batches train a twin through the document's loop over tokens."""
     text = time_machine(settings.data)
-    tokenizer = Tokenizer(text.content, VOCABULARY)
+    tokenizer = PairTokenizer.learn([text.content], VOCABULARY, alphabet="seen")
     tokens = tokenizer.encode(text.content)
     epochs, compared = (QUICK_EPOCHS, QUICK_COMPARED) if settings.quick else (EPOCHS, COMPARED)
     # The document seeds the global generator: the first weights, the order of the batches and dropout come from it.

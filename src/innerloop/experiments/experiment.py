@@ -20,6 +20,8 @@ class Settings:
     """Folder or file that holds The Time Machine, if the user named one."""
     progress: Callable[[float], None] = field(default=lambda fraction: None, compare=False)
     """Called with the fraction done, from 0 to 1."""
+    part: Callable[[str, Callable[[], Result]], Result] = field(default=lambda name, make: make(), compare=False)
+    """Makes a part of the result, or finds it where a run that was interrupted has left it under its name."""
 
 
 @dataclass(frozen=True)

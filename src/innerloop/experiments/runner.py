@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 import time
 import traceback
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import innerloop
-from innerloop import experiments
+from innerloop import experiments, files
 from innerloop.experiments.experiment import Experiment, Result, Settings
 from innerloop.report.record import Record, Verdict
 
@@ -71,10 +72,43 @@ def run_all(
         record = None if force else stored(experiment, mine, folder, key=key)
         fresh = record is None
         if record is None:
-            record = _run(experiment, mine, key(experiment, mine.quick))
-            record.write(result_file(experiment, folder, quick=mine.quick))
+            named = key(experiment, mine.quick)
+            place = result_file(experiment, folder, quick=mine.quick)
+            parts = Parts(place.with_suffix(".parts"), named)
+            if force:
+                parts.remove()
+            record = _run(experiment, replace(mine, part=parts.part), named)
+            record.write(place)
+            if record.result is not None:
+                parts.remove()
         watch.finished(record, fresh=fresh)
         yield record
+
+
+class Parts:
+    """Parts of one result in a folder of their own, kept until the whole is there."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        """Take no part of another key."""
+        self.folder, self.key = folder, key
+
+    def part(self, name: str, make: Callable[[], Result]) -> Result:
+        """Return what was kept under this name, or make it and keep it."""
+        path = self.folder / f"{name}.json"
+        try:
+            stored = json.loads(path.read_text("utf-8"))
+            if stored["key"] == self.key:
+                return stored["result"]
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # not there, or torn: to be made
+        result = json.loads(json.dumps(make()))
+        self.folder.mkdir(exist_ok=True)
+        files.write_text(path, json.dumps({"key": self.key, "result": result}) + "\n")
+        return result
+
+    def remove(self) -> None:
+        """Remove all of them."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def load(name: str) -> Experiment:

@@ -40,9 +40,9 @@ def _chunked(function: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]) -> Dens
 def _attention(
     tokens: Sequence[Any], states: tuple[Tensor, ...], chunk_size: int, constants: Sequence[float]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    del chunk_size, constants
+    del chunk_size
     q, k, v = tokens
-    return attend(q, k, v, states)
+    return attend(q, k, v, states, *map(int, constants))
 
 
 ADDITIVE = Operator("additive", _chunked(additive_chunks), gates=("g",), states=MATRIX, native=Scalar(0, ("g",)))

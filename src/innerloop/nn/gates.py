@@ -48,6 +48,11 @@ class Wide(nn.Module):
         return super()._apply(apart, recurse)
 
 
+def wide_empty(*shape: int) -> Tensor:
+    """Return room for a parameter that is float32 where new ones are half (float64 where they are float64)."""
+    return torch.empty(shape, dtype=compute_dtype(torch.get_default_dtype()))
+
+
 class GateProjection(Wide, nn.Linear):
     """A linear map to gates, computed in float32 (float64 for float64) under autocast and in half models too.
 
@@ -61,7 +66,7 @@ class GateProjection(Wide, nn.Linear):
         self.start = start
         nn.Module.__init__(self)
         nn.Linear.__init__(self, inputs, outputs, bias=False)
-        self.offset = None if start is None else nn.Parameter(torch.empty(outputs))
+        self.offset = None if start is None else nn.Parameter(wide_empty(outputs))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -109,20 +114,24 @@ class Decay(Wide):
         if lower_bound is not None and not lower_bound < 0:
             raise ValueError(f"lower_bound must be below 0, a log decay; got {lower_bound}")
         self.rates, self.dt, self.lower_bound = rates, dt, lower_bound
-        self.A_log = nn.Parameter(torch.empty(heads))
-        self.dt_bias = nn.Parameter(torch.empty(heads) if channels is None else torch.empty(heads, channels))
+        self.A_log = nn.Parameter(wide_empty(heads))
+        self.dt_bias = nn.Parameter(wide_empty(heads) if channels is None else wide_empty(heads, channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw both anew."""
-        with torch.no_grad():
-            self.A_log.uniform_(*self.rates).log_()
-            if self.dt == "ones":
-                self.dt_bias.fill_(1)
-            else:
-                step = self.dt_bias.uniform_(math.log(1e-3), math.log(0.1)).exp()
-                self.dt_bias.copy_(inverse_softplus(step))
+        if not self.A_log.is_meta:  # there are no numbers, and torch would load its compiler to say so
+            with torch.no_grad():
+                self._draw()
         self._mark()
+
+    def _draw(self) -> None:
+        self.A_log.uniform_(*self.rates).log_()
+        if self.dt == "ones":
+            self.dt_bias.fill_(1)
+        else:
+            step = self.dt_bias.uniform_(math.log(1e-3), math.log(0.1)).exp()
+            self.dt_bias.copy_(inverse_softplus(step))
 
     def forward(self, a: Tensor) -> Tensor:
         """Map ``[..., H]`` or ``[..., H, K]`` to log decays of that shape, at most 0."""
@@ -152,7 +161,7 @@ class Scalars(Wide):
         """Begin at ``start``."""
         super().__init__()
         self.start = start
-        self.value = nn.Parameter(torch.empty(shape))
+        self.value = nn.Parameter(wide_empty(*shape))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -74,7 +74,7 @@ class Layer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw all initial values anew, as the constructor did: also what ``to_empty`` left without any."""
-        _reset_children(self)
+        reset_children(self)
 
     def _arranged(
         self, x: Tensor, state: LayerState | None, attention_mask: Tensor | None, cu_seqlens: Tensor | None
@@ -89,7 +89,9 @@ class Layer(nn.Module):
                 check_bounds(cu_seqlens, x.shape[1])
             rows = cu_seqlens.shape[0] - 1
         if attention_mask is not None:
-            _check_mask(attention_mask, x, beside=cu_seqlens is not None)
+            check_mask(attention_mask, x)
+            if cu_seqlens is not None and readable(attention_mask) and not bool(attention_mask.all()):
+                raise ValueError("attention_mask must be all ones beside cu_seqlens, which already says what is real")
         if state is not None:
             _check_state(state, self.rule, rows)
         return arrange(x, attention_mask, cu_seqlens)
@@ -196,23 +198,23 @@ class Turn:
         return window
 
 
-def _reset_children(module: nn.Module) -> None:
+def reset_children(module: nn.Module) -> None:
+    """Draw the initial values of all that a module has below it anew, each by its own ``reset_parameters``."""
     for child in module.children():
         reset = getattr(child, "reset_parameters", None)
         if reset is None:
-            _reset_children(child)
+            reset_children(child)
         else:
             reset()
 
 
-def _check_mask(mask: Tensor, x: Tensor, *, beside: bool) -> None:
+def check_mask(mask: Tensor, x: Tensor) -> None:
+    """Check a mask's type, and its shape by that of ``[B, T, ...]``."""
     if not isinstance(mask, Tensor) or mask.is_floating_point() or mask.is_complex():
         raise TypeError("attention_mask must be a tensor of truths, or of the whole numbers 0 and 1; "
                         f"got {mask.dtype if isinstance(mask, Tensor) else type(mask).__name__}")  # fmt: skip
     if mask.shape != x.shape[:2]:
         raise ValueError(f"attention_mask must have shape [B, T] = {list(x.shape[:2])}; got {list(mask.shape)}")
-    if beside and readable(mask) and not bool(mask.all()):
-        raise ValueError("attention_mask must be all ones beside cu_seqlens, which already says what is real")
 
 
 def _check_state(state: LayerState, rule: str, rows: int) -> None:

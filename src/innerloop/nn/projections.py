@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from innerloop.kernels.portable import full_precision
-from innerloop.nn.gates import Wide
+from innerloop.nn.gates import Wide, wide_empty
 from innerloop.shapes import compute_dtype
 
 
@@ -55,18 +55,24 @@ class LowRank(Wide):
         self.activation, self.start = activation, start
         self.down = nn.Parameter(torch.empty(rank, inputs))
         self.up = nn.Parameter(torch.empty(outputs, rank))
-        self.offset = None if start is None else nn.Parameter(torch.empty(outputs))
+        self.offset = None if start is None else nn.Parameter(wide_empty(outputs))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Begin anew."""
+        if not self.down.is_meta:  # torch would load its compiler to draw nothing
+            self._draw()
+        self._mark()
+
+    def _draw(self) -> None:
         nn.init.zeros_(self.down)
         outputs, rank = self.up.shape
-        nn.init.orthogonal_(self.up, gain=0.1 * math.sqrt(max(1.0, outputs / rank)))
-        if self.offset is not None and self.start is not None:
-            with torch.no_grad():
+        wide = torch.empty_like(self.up, dtype=compute_dtype(self.up.dtype))  # halves have no QR
+        nn.init.orthogonal_(wide, gain=0.1 * math.sqrt(max(1.0, outputs / rank)))
+        with torch.no_grad():
+            self.up.copy_(wide)
+            if self.offset is not None and self.start is not None:
                 self.offset.copy_(self.start())
-        self._mark()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., D]`` to wide ``[..., outputs]``."""

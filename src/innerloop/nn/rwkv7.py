@@ -164,6 +164,8 @@ class Mixture(nn.Module):
     def reset_parameters(self) -> None:
         """Begin anew."""
         for name, weight in self.weights.items():
+            if weight.is_meta:
+                continue  # torch would load its compiler for no numbers
             place = torch.arange(weight.shape[0], dtype=torch.float64, device=weight.device) / weight.shape[0]
             with torch.no_grad():
                 weight.copy_(1 - place ** (self.POWERS[name] * self.fade))
@@ -187,6 +189,8 @@ class Channels(nn.Module):
 
     def reset_parameters(self) -> None:
         """Begin anew."""
+        if self.removal.is_meta:
+            return
         with torch.no_grad():
             self.removal.copy_(0.71 - 0.1 * self.start.slope())
             self.replacement.fill_(1.02)

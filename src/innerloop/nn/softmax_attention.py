@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from innerloop import ops
+from innerloop.algebra.attention import recent
 from innerloop.nn.layer import Layer, Turn
 from innerloop.nn.norms import RMSNorm
 from innerloop.nn.projections import Projection, heads, width_of_heads
@@ -18,7 +19,8 @@ class SoftmaxAttention(Layer):
     .. math:: o_t = \sum_{s \le t} \mathrm{softmax}_s(R_t q_t \cdot R_s k_s / \sqrt{K}) \, v_s, \qquad y = W_o o
 
     Vaswani et al. (2017), arXiv:1706.03762; rotations Su et al. (2021), arXiv:2104.09864; shared keys Ainslie et al.
-    (2023), arXiv:2305.13245.
+    (2023), arXiv:2305.13245. With a window, s runs from t - window + 1, and the state keeps the pairs that the next
+    token still sees (Beltagy et al., 2020, arXiv:2004.05150).
 
     Args:
         width: Of the model, D.
@@ -28,9 +30,10 @@ class SoftmaxAttention(Layer):
         value_width: Of a head, V; K if None.
         rotary_base: Of the rotations' frequencies; None leaves tokens without positions.
         key_norm: Whether q and k pass an RMSNorm in each head first.
+        window: How many tokens a query looks back on, itself among them; 0 for all.
 
     Raises:
-        ValueError: If sizes do not divide, or K is odd under rotations.
+        ValueError: If sizes do not divide, K is odd under rotations, or the window is below 0.
 
     Example:
         >>> import torch
@@ -53,6 +56,7 @@ class SoftmaxAttention(Layer):
         value_width: int | None = None,
         rotary_base: float | None = 10_000.0,
         key_norm: bool = False,
+        window: int = 0,
     ) -> None:
         """Draw the weights."""
         super().__init__(width)
@@ -63,6 +67,9 @@ class SoftmaxAttention(Layer):
         V = K if value_width is None else width_of_heads(width, heads, value_width)
         if rotary_base is not None:
             check_rotary(K)
+        if isinstance(window, bool) or not isinstance(window, int) or window < 0:
+            raise ValueError(f"window must be a whole number of at least 0; got {window!r}")
+        self.window = window
         self.heads, self.key_heads, self.key_width, self.rotary_base = heads, key_heads, K, rotary_base
         sizes = {"query": heads * K, "key": key_heads * K, "value": key_heads * V}
         self.streams = Streams(width, sizes, 0, straight=sizes)
@@ -79,4 +86,7 @@ class SoftmaxAttention(Layer):
         if self.rotary_base is not None:
             positions, frequencies = turn.positions(), frequencies_of(self.key_width, self.rotary_base, x.device)
             q, k = rotate(q, positions, frequencies), rotate(k, positions, frequencies)
-        return self.output(turn.read(ops.softmax_attention, q, k, v).flatten(-2))
+        o = turn.read(ops.softmax_attention, q, k, v, window=self.window)
+        if self.window:
+            turn.memory = ops.AttentionState(*recent(turn.memory, self.window - 1))
+        return self.output(o.flatten(-2))

@@ -80,8 +80,12 @@ class LayerState:
 
         Raises:
             TypeError: If ``length`` is no whole number.
-            ValueError: If the memory merges its tokens (keep a clone to go back to), or a row has fewer.
+            ValueError: If the memory merges its tokens or has let go of some, as behind a window (keep a clone to go
+                back to), or a row has fewer.
         """
+        rule = find(self.rule) or get(self.rule)
+        if not isinstance(rule, NetworkRule) and rule.grows and bool((self.memory.lengths < self.position).any()):
+            raise ValueError(f"this {self.rule} has let go of tokens before its window; keep a clone to go back to")
         memory = states.crop(self.rule, self.memory, length)
         position = torch.as_tensor(length, device=self.position.device).expand_as(self.position)
         return LayerState(self.rule, memory, dict(self.windows), position.to(torch.int64).clone())
@@ -100,12 +104,10 @@ class LayerState:
         Raises:
             OSError: If the file cannot be written.
         """
-        rule = find(self.rule) or get(self.rule)
-        named = {f"memory.{name}": x for name, x in states.named(rule, self.memory).items()}
-        named |= {f"windows.{name}": x for name, x in self.windows.items()}
-        names = json.dumps((*named, "position"))  # in their order, which a pytree minds
+        named = self.named()
+        names = json.dumps([name for name in named if name != "position"])  # in their order, which a pytree minds
         metadata = {"format": _FORMAT, "version": str(VERSION), "rule": self.rule, "tensors": names}
-        states.write(path, {**named, "position": self.position}, metadata)
+        states.write(path, named, metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LayerState:
@@ -127,21 +129,45 @@ class LayerState:
         if metadata.get("version") != str(VERSION):
             raise ValueError(f"{path} must have version {VERSION}; got {metadata.get('version')}. "
                              "Load it with the release of innerloop that wrote it.")  # fmt: skip
-        name = metadata.get("rule", "")
-        rule = find(name) or get(name)
-        order = json.loads(metadata.get("tensors", "[]"))
+        try:
+            return cls.from_named(metadata.get("rule", ""), json.loads(metadata.get("tensors", "[]")), named)
+        except ValueError as error:
+            raise ValueError(f"{path} does not fit together: {error}") from None
+
+    def named(self) -> dict[str, Tensor]:
+        """Return every tensor by a name of its own, as files hold them."""
+        rule = find(self.rule) or get(self.rule)
+        found = {f"memory.{name}": x for name, x in states.named(rule, self.memory).items()}
+        return found | {f"windows.{name}": x for name, x in self.windows.items()} | {"position": self.position}
+
+    @classmethod
+    def from_named(cls, rule: str, order: Sequence[str], named: dict[str, Tensor]) -> LayerState:
+        """Return the state whose ``named`` these tensors are.
+
+        Args:
+            rule: The rule.
+            order: The names, but for ``position``, in the order in which ``named`` had them.
+            named: The tensors.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: If a tensor is missing or one too many, or they differ in rows.
+        """
+        found = find(rule) or get(rule)
         wanted = {"position", *order}
-        if not isinstance(rule, NetworkRule):
-            wanted |= {f"memory.{name}" for name in rule.states}
+        if not isinstance(found, NetworkRule):
+            wanted |= {f"memory.{name}" for name in found.states}
         if set(named) != wanted:
-            raise ValueError(f"{path} must hold {', '.join(sorted(wanted))}; got {', '.join(sorted(named))}")
+            raise ValueError(f"it must hold {', '.join(sorted(wanted))}; got {', '.join(sorted(named))}")
         rows = named["position"].shape
         if len(rows) != 1 or any(x.shape[:1] != rows for x in named.values()):
-            raise ValueError(f"{path} does not fit together: its tensors must have as many rows as position")
+            raise ValueError("its tensors must have as many rows as position")
         own = {x.removeprefix("memory."): named[x] for x in order if x.startswith("memory.")}
-        memory = states.from_named(rule, own)
+        memory = states.from_named(found, own)
         windows = {name.removeprefix("windows."): named[name] for name in order if name.startswith("windows.")}
-        return cls(rule.name, memory, windows, named["position"])
+        return cls(found.name, memory, windows, named["position"])
 
     def _mapped(self, function: Callable[[Any], Any]) -> LayerState:
         windows = {name: function(window) for name, window in self.windows.items()}

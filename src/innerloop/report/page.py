@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from innerloop.files import write_text
 from innerloop.report.drawing import draw
 from innerloop.report.palette import DARK, LIGHT, declarations
-from innerloop.report.record import Record, write_whole
+from innerloop.report.record import Record
 
 if TYPE_CHECKING:
     from innerloop.experiments.experiment import Experiment, Figure, Table
@@ -106,7 +107,7 @@ def write_page(entries: Sequence[Entry], folder: Path) -> Page:
         dark=declarations(DARK),
     )
     path = folder / "index.html"
-    write_whole(path, text)
+    write_text(path, text)
     return Page(path, [view.experiment.name for view in views if view.record and view.verdict != view.record.verdict])
 
 
@@ -175,7 +176,7 @@ def _picture(figure: Figure, slug: str, folder: Path) -> _Picture:
     panels = draw(figure, slug)
     for number, panel in enumerate(panels, start=1):
         name = slug if len(panels) == 1 else f"{slug}-{number}"
-        write_whole(folder / f"{name}.svg", panel.standalone)
+        write_text(folder / f"{name}.svg", panel.standalone)
     # matplotlib has escaped every text in it.
     return _Picture(figure.title, figure.caption, [Markup(panel.inline) for panel in panels])
 

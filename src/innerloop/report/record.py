@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from innerloop.files import write_text
 
 Verdict = Literal["passed", "short", "failed"]
 """``short``: the check held, but less was run than the document states; the record's message says what."""
@@ -50,7 +50,7 @@ class Record:
 
     def write(self, path: Path) -> None:
         """Store the record, whole or not at all."""
-        write_whole(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
+        write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Record | None:
@@ -68,15 +68,3 @@ class Record:
         if not all(isinstance(stored[name], kind) for name, kind in _TYPES.items()):
             return None
         return cls(**stored)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write under a temporary name, then rename: a reader sees the old file or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

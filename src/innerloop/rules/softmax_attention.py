@@ -13,7 +13,7 @@ from innerloop.dispatch import call
 from innerloop.kernels.families import ATTENTION
 from innerloop.kernels.operator import Options
 from innerloop.recipe import Exact, KernelSmoother, QueryKernel, Recipe
-from innerloop.rule import Rule
+from innerloop.rule import Constant, Rule
 from innerloop.shapes import align_heads
 
 
@@ -42,14 +42,20 @@ class SoftmaxAttention(Rule):
     states: ClassVar = {"keys": ("S", "H", "K"), "values": ("S", "H", "V"), "lengths": ()}
     state_type = AttentionState
     axes: ClassVar = {"q": ("B", "T", "Q", "K"), "k": ("B", "T", "H", "K"), "v": ("B", "T", "H", "V")}
+    constants = (Constant("window", default=0, above=-1, whole=True),)
     grouped = True
     grows = True
 
-    def step(self, q: Tensor, k: Tensor, v: Tensor, *, state: AttentionState) -> tuple[Tensor, AttentionState]:
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, *, window: float = 0, state: AttentionState
+    ) -> tuple[Tensor, AttentionState]:
         """Keep the pair, read the mean of the values under the softmax of the scores."""
         state = AttentionState(*remember(k[:, None], v[:, None], state))
         keys, values = (align_heads(x, q.shape[-2]) for x in (state.keys, state.values))  # [B, S, Q, .]
-        beyond = torch.arange(keys.shape[1], device=q.device) >= state.lengths[:, None]  # [B, S]
+        place = torch.arange(keys.shape[1], device=q.device)
+        beyond = place >= state.lengths[:, None]  # [B, S]
+        if window:
+            beyond |= place < state.lengths[:, None] - window
         scores = torch.einsum("bgk,bsgk->bgs", q, keys).masked_fill(beyond[:, None], -torch.inf)
         return torch.einsum("bgs,bsgv->bgv", scores.softmax(-1), values), state
 
@@ -69,6 +75,7 @@ def softmax_attention(
     k: Tensor,
     v: Tensor,
     *,
+    window: int = 0,
     scale: float | None = None,
     initial_state: AttentionState | None = None,
     output_final_state: bool = False,
@@ -85,12 +92,13 @@ def softmax_attention(
         {\sum_{i \le t} e^{\mathrm{scale} \cdot q_t^\top k_i}}
 
     Vaswani et al. (2017), arXiv:1706.03762; as the Nadaraya-Watson estimator Wang, Shi and Fox (2025),
-    arXiv:2501.12352.
+    arXiv:2501.12352. A window lets i run from t - window + 1 (Beltagy et al., 2020, arXiv:2004.05150).
 
     Args:
         q: Queries, ``[B, T, Q, K]`` with Q a multiple of H; query head h reads key head ``h // (Q // H)``.
         k: Keys, ``[B, T, H, K]``.
         v: Values, ``[B, T, H, V]``.
+        window: How many tokens a query looks back on, itself among them; 0 for all. The state keeps every pair.
         scale: Finite number that multiplies the scores; K^-1/2 if None.
         initial_state: ``AttentionState(keys, values, lengths)`` before the first token; empty if None.
         output_final_state: Whether to return the state after the last token.
@@ -106,7 +114,7 @@ def softmax_attention(
 
     Raises:
         TypeError: If an input is no float tensor, or dtypes differ.
-        ValueError: If a shape disagrees with q's, or an option is unknown.
+        ValueError: If a shape disagrees with q's, or an option is unknown or out of range.
         RuntimeError: If a named backend cannot serve.
 
     Example:
@@ -123,7 +131,7 @@ def softmax_attention(
         k,
         v,
         {},
-        (),
+        (window,),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,

@@ -1,0 +1,158 @@
+"""Compare layers on a text of your own at one budget, over several seeds: a table and a figure.
+
+Every row is kept in DIR/rows, so that a second call runs only what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from innerloop.cli.bar import Bar
+from innerloop.cli.errors import InputError
+from innerloop.cli.progress import seconds_in_words
+from innerloop.cli.values import one_line, parse_settings, settle_threads
+
+if TYPE_CHECKING:
+    from innerloop.training import Plan
+    from innerloop.training.scoreboard import Comparison, Row
+
+NAME = "compare"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("data", metavar="TEXT", help="file, folder or hf:NAME")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for rows, table and figure")
+    parser.add_argument("--layers", nargs="+", metavar="LAYERS", help="patterns, such as gated_delta_rule "
+                        "3*kda+attention; every layer if left out")  # fmt: skip
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="rows a layer; 3")
+    parser.add_argument("--column", default="text", metavar="NAME", help="of records, what holds the text; text")
+    parser.add_argument("--hold-out", type=float, default=0.1, metavar="PART", help="end of TEXT to judge on; 0.1")
+    parser.add_argument("--tokenizer", choices=("bytes", "pairs"), default="bytes", help="bytes")
+    parser.add_argument("--vocabulary", type=int, metavar="N", help="ids of the byte pairs; 2048")
+    model = parser.add_argument_group("models")
+    model.add_argument("--width", type=int, default=128, metavar="N", help="128")
+    model.add_argument("--heads", type=int, default=4, metavar="N", help="4")
+    model.add_argument("--depth", type=int, default=2, metavar="N", help="layers in all; 2, or the pattern's if longer")
+    model.add_argument("--set", action="append", dest="model", metavar="NAME=VALUE", help="as innerloop train's")
+    training = parser.add_argument_group("budget")
+    training.add_argument("--steps", type=int, default=300, metavar="N", help="updates a row; 300")
+    training.add_argument("--batch", type=int, default=32, metavar="N", help="windows an update; 32")
+    training.add_argument("--length", type=int, default=128, metavar="N", help="tokens a window; 128")
+    training.add_argument("--rate", type=float, default=1e-3, metavar="X", help="0.001")
+    training.add_argument("--threads", type=int, metavar="N", help="of torch; as many as it takes by itself")
+    training.add_argument("--train-set", action="append", dest="training", metavar="NAME=VALUE",
+                          help="another option of training, such as clip=0.5")  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the rows that are missing, then write table and figure.
+
+    Args:
+        arguments: What :func:`add` declared.
+
+    Returns:
+        0; 1 if a row failed; 130 if it was interrupted.
+
+    Raises:
+        InputError: If an argument is wrong.
+    """
+    if arguments.seeds < 1:
+        raise InputError(f"--seeds must be at least 1; got {arguments.seeds}")
+    if arguments.vocabulary is not None and arguments.tokenizer != "pairs":
+        raise InputError("--vocabulary counts byte pairs; it needs --tokenizer pairs")
+    settle_threads()
+    from innerloop.lm.kinds import KINDS
+    from innerloop.training.scoreboard import Comparison
+
+    patterns = list(dict.fromkeys(arguments.layers or KINDS))
+    bar = Bar(1.0, "encoding the text")
+    try:
+        plan = _plan(arguments)
+        for pattern in patterns:  # all of them, before anything is written
+            replace(plan.config, pattern=pattern, depth=None)
+        comparison = Comparison.at(arguments.out, plan, bar.reach)
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+        raise InputError(one_line(error)) from error
+    finally:
+        bar.close()
+    return _run(comparison, [(pattern, seed) for pattern in patterns for seed in range(arguments.seeds)])
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    from innerloop.lm import Config
+    from innerloop.training import Plan, TrainingOptions
+
+    names = ("steps", "batch", "length", "rate")
+    training: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    training |= {"warmup": max(0, arguments.steps // 20), "evaluate_windows": 1 << 30}
+    training |= parse_settings(arguments.training, TrainingOptions, "--train-set")
+    vocabulary = (arguments.vocabulary or 2048) if arguments.tokenizer == "pairs" else 259
+    model = {name: getattr(arguments, name) for name in ("width", "heads", "depth")}
+    model |= parse_settings(arguments.model, Config, "--set")
+    return Plan(
+        place=arguments.data, column=arguments.column, hold_out=arguments.hold_out, tokenizer=arguments.tokenizer,
+        config=Config(**{"vocab_size": vocabulary, **model}), options=TrainingOptions(**training),
+        threads=arguments.threads, purpose="comparison",
+    )  # fmt: skip
+
+
+def _run(comparison: Comparison, wanted: list[tuple[str, int]]) -> int:
+    rows: dict[str, list[Row]] = {}
+    failed = 0
+    bar = Bar(len(wanted), "comparing")
+    try:
+        for number, (pattern, seed) in enumerate(wanted):
+            begin = time.perf_counter()
+            try:
+                row, fresh = comparison.row(pattern, seed, lambda part, done=number: bar.reach(done + part, ""))
+            except FloatingPointError as error:
+                failed += 1
+                bar.say(f"{pattern}, seed {seed}: {error}")
+                continue
+            rows.setdefault(pattern, []).append(row)
+            taken = seconds_in_words(time.perf_counter() - begin) if fresh else "kept from an earlier run"
+            bar.say(f"{pattern}, seed {seed}: perplexity {row.perplexity:.2f}, {row.bits_per_character:.4f} bits a "
+                    f"character  ({taken})")  # fmt: skip
+            _write(comparison.run.folder, rows)
+    except KeyboardInterrupt:
+        bar.close()
+        done = sum(map(len, rows.values()))
+        print(f"\nInterrupted: {done} of {len(wanted)} rows are kept in {comparison.run.folder / 'rows'}; the same "
+              "command goes on from there.", file=sys.stderr)  # fmt: skip
+        return 130
+    finally:
+        bar.close()
+    return _conclude(comparison.run.folder, rows, failed)
+
+
+def _conclude(folder: Path, rows: dict[str, list[Row]], failed: int) -> int:
+    from innerloop.training.scoreboard import markdown, summarised
+
+    print(markdown([summarised(found) for found in rows.values()]), end="")
+    names = " and ".join(str(folder / name) for name in ("table.md", "figure.svg") if (folder / name).is_file())
+    print(f"\nKept as {names}")
+    if failed:
+        print(f"innerloop compare: {failed} rows did not stay finite; try a lower --rate", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _write(folder: Path, rows: dict[str, list[Row]]) -> None:
+    """Write what there is: a table for readers, one for programs, and, with matplotlib, a figure."""
+    from innerloop import files
+    from innerloop.training.scoreboard import markdown, summarised
+
+    summaries = [summarised(found) for found in rows.values()]
+    files.write_text(folder / "table.md", markdown(summaries))
+    files.write_text(folder / "table.json", json.dumps([asdict(x) for x in summaries], indent=1) + "\n")
+    if importlib.util.find_spec("matplotlib") is not None:
+        from innerloop.cli.scoreboard_figure import drawn
+
+        files.write_text(folder / "figure.svg", drawn(summaries))

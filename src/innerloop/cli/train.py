@@ -1,0 +1,221 @@
+"""Train a language model on a text, in a folder that a stopped run goes on in.
+
+The text is a file, a folder, a .jsonl or .parquet file, or a Hugging Face data set (hf:NAME).
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from innerloop.cli.bar import Bar
+from innerloop.cli.errors import InputError
+from innerloop.cli.progress import seconds_in_words
+from innerloop.cli.values import one_line, parse_settings, settle_threads
+
+if TYPE_CHECKING:
+    from innerloop.training import Plan, Run, Score, Update
+
+NAME = "train"
+_BYTES = 259  # ids of a byte-level tokenizer
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("data", nargs="?", metavar="TEXT", help="file, folder or hf:NAME; left out with --resume")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the run, which is made")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in DIR, as it was begun")
+    data = parser.add_argument_group("text")
+    data.add_argument("--column", metavar="NAME", help="of records, what holds the text; text")
+    data.add_argument("--validation", metavar="TEXT", help="what to validate on; the end of TEXT if left out")
+    data.add_argument("--hold-out", type=float, metavar="PART", help="how much of TEXT that end is; 0.1")
+    data.add_argument("--tokenizer", choices=("bytes", "pairs"), help="bytes, or byte pairs learned; bytes")
+    data.add_argument("--vocabulary", type=int, metavar="N", help="ids of the byte pairs; 2048")
+    model = parser.add_argument_group("model")
+    model.add_argument("--pattern", metavar="LAYERS", help="such as 3*gated_delta_rule+attention; gated_delta_rule")
+    model.add_argument("--depth", type=int, metavar="N", help="layers in all: the pattern, repeated; its own number")
+    model.add_argument("--width", type=int, metavar="N", help="256")
+    model.add_argument("--heads", type=int, metavar="N", help="4")
+    model.add_argument("--set", action="append", dest="model", metavar="NAME=VALUE",
+                       help="another field of the model, such as dropout=0.1; may be given several times")  # fmt: skip
+    training = parser.add_argument_group("training")
+    training.add_argument("--steps", type=int, metavar="N", help="updates; 1000")
+    training.add_argument("--batch", type=int, metavar="N", help="windows an update; 32")
+    training.add_argument("--part", type=int, metavar="N", help="windows at once; the whole batch")
+    training.add_argument("--length", type=int, metavar="N", help="tokens a window; 256")
+    training.add_argument("--stride", type=int, metavar="N", help="from one window to the next; the length")
+    training.add_argument("--rate", type=float, metavar="X", help="AdamW's, at its highest; 0.001")
+    training.add_argument("--warmup", type=int, metavar="N", help="updates over which it rises; a twentieth of all")
+    training.add_argument("--precision", choices=("float32", "bfloat16"), help="float32")
+    training.add_argument("--seed", type=int, metavar="N", help="0")
+    training.add_argument("--log-every", type=int, metavar="N", help="10")
+    training.add_argument("--evaluate-every", type=int, metavar="N", help="100")
+    training.add_argument("--save-every", type=int, metavar="N", help="100")
+    training.add_argument("--train-set", action="append", dest="training", metavar="NAME=VALUE",
+                          help="another option of training, such as clip=0.5 or weight_decay=0")  # fmt: skip
+    training.add_argument("--tensorboard", action="store_true", help="log for TensorBoard too")
+    training.add_argument("--threads", type=int, metavar="N", help="of torch; as many as it takes by itself")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train to the end, or until the first interrupt.
+
+    Args:
+        arguments: What :func:`add` declared.
+
+    Returns:
+        0; 1 if the run failed; 130 if it was interrupted.
+
+    Raises:
+        InputError: If an argument is wrong.
+    """
+    _check(arguments)
+    settle_threads()
+    from innerloop.training import Run
+
+    try:
+        found = Run.open(arguments.resume) if arguments.resume else _prepared(arguments)
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+        raise InputError(one_line(error)) from error
+    if found.plan.purpose != "training":
+        raise InputError(f"--resume must name a run; {arguments.resume} is a comparison, for innerloop compare")
+    return _train(found)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    given = {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "resume")}
+    if arguments.resume is not None:
+        odd = [name for name, value in given.items() if value not in (None, False)]
+        if odd:
+            raise InputError(f"--resume takes everything from the run; leave out {', '.join(sorted(odd))}")
+        return
+    if arguments.data is None:
+        raise InputError("TEXT must be named, or a run by --resume DIR; got neither")
+    if arguments.out is None:
+        raise InputError("--out must name the folder of the run; got none")
+    if arguments.vocabulary is not None and arguments.tokenizer != "pairs":
+        raise InputError("--vocabulary counts byte pairs; it needs --tokenizer pairs")
+
+
+def _prepared(arguments: argparse.Namespace) -> Run:
+    from innerloop.training import Run
+
+    plan = _plan(arguments)
+    bar = Bar(1.0, "encoding the text")
+    try:
+        return Run.prepare(arguments.out, plan, bar.reach)
+    finally:
+        bar.close()
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    from innerloop.lm import Config
+    from innerloop.training import Plan, TrainingOptions
+
+    vocabulary = (arguments.vocabulary or 2048) if arguments.tokenizer == "pairs" else _BYTES
+    model = _given(arguments, "pattern", "depth", "width", "heads") | parse_settings(arguments.model, Config, "--set")
+    names = ("batch", "part", "length", "stride", "rate", "precision", "seed", "log_every", "evaluate_every",
+             "save_every")  # fmt: skip
+    steps = 1000 if arguments.steps is None else arguments.steps
+    training: dict[str, Any] = {"steps": steps, "warmup": max(0, steps // 20)}
+    training |= _given(arguments, *names, "warmup")
+    training |= parse_settings(arguments.training, TrainingOptions, "--train-set")
+    return Plan(
+        place=arguments.data,
+        config=Config(**{"vocab_size": vocabulary, **model}),
+        options=TrainingOptions(**training),
+        board=arguments.tensorboard,
+        **_given(arguments, "column", "validation", "hold_out", "tokenizer", "threads"),
+    )
+
+
+def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+
+
+def _train(run: Run) -> int:
+    watch = _Screen()
+    again = f"innerloop train --resume {run.folder}"
+    try:
+        with _first_interrupt() as asked:
+            step = run.train(watch, lambda: bool(asked))
+    except FloatingPointError as error:
+        print(f"innerloop train: step {watch.step + 1}: {error}; the checkpoint of step {run.step} is kept. "
+              "Train anew with a lower --rate", file=sys.stderr)  # fmt: skip
+        return 1
+    except OSError as error:
+        print(f"innerloop train: {one_line(error)}; the checkpoint of step {run.step} is kept. "
+              f"Make room, then: {again}", file=sys.stderr)  # fmt: skip
+        return 1
+    except (ValueError, RuntimeError) as error:
+        raise InputError(one_line(error)) from error
+    finally:
+        watch.close()
+    if step < run.plan.options.steps:
+        print(f"Interrupted: saved at step {step} of {run.plan.options.steps}. Go on with: {again}", file=sys.stderr)
+        return 130
+    print(f"Trained: step {step}. Read on with: innerloop generate {run.folder} --prompt 'Once'")
+    return 0
+
+
+@contextmanager
+def _first_interrupt() -> Generator[list[int], None, None]:
+    """Lend a list that the first interrupt fills; the second one ends the process as usual."""
+    asked: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        asked.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+        print("\nStopping after this update; once more stops at once.", file=sys.stderr)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Screen:
+    """Shows a run: loss, tokens a second, time left."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self.step = self._steps = self._tokens = 0
+        self._pace = 0.0
+
+    def begun(self, step: int, steps: int, tokens: int) -> None:
+        self.step, self._steps, self._tokens = step, steps, tokens
+        self._bar = Bar(steps, "training")
+        self._bar.reach(step)
+
+    def updated(self, step: int, update: Update, seconds: float) -> None:
+        assert self._bar is not None
+        self.step = step
+        self._pace = seconds if not self._pace else 0.9 * self._pace + 0.1 * seconds
+        self._bar.reach(step, self._words(update.loss, self._tokens / self._pace))
+
+    def logged(self, step: int, loss: float, tokens_per_second: float) -> None:
+        assert self._bar is not None
+        self._bar.say(f"step {step}/{self._steps}{self._words(loss, tokens_per_second)}", always=False)
+
+    def validated(self, step: int, score: Score) -> None:
+        assert self._bar is not None
+        self._bar.say(f"step {step}: validation loss {score.loss:.4f}, perplexity {score.perplexity:.2f}, "
+                      f"{score.bits_per_byte:.3f} bits a byte")  # fmt: skip
+
+    def saved(self, step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _words(self, loss: float, pace: float) -> str:
+        left = seconds_in_words((self._steps - self.step) * self._pace)
+        return f"  loss {loss:.4f}  {pace:,.0f} tokens/s  {left} left"

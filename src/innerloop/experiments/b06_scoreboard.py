@@ -1,0 +1,145 @@
+"""B6: every layer that can be trained, and softmax attention, as a language model at one budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from innerloop.data import PairTokenizer, Tokenizer, Windows, shuffled, time_machine, windows
+from innerloop.experiments.experiment import Experiment, Figure, Result, Settings, Table
+from innerloop.lm import Config
+from innerloop.lm.kinds import KINDS
+from innerloop.training import TrainingOptions
+from innerloop.training.scoreboard import Row, cells, summarised, train_row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+VOCABULARY, LENGTH, BATCH = 1_027, 32, 1_024
+STEPS, QUICK_STEPS, QUICK_BATCH = 40, 3, 128
+JUDGED, QUICK_JUDGED = 5_000, 256
+DOCUMENT = 83.7
+"""After ten epochs, of Gated DeltaNet alone."""
+LAYERS = tuple(KINDS)
+
+
+def run(settings: Settings) -> Result:
+    """Train a row a layer; each is kept as soon as it is there."""
+    text = time_machine(settings.data)
+    tokenizer = PairTokenizer.learn([text.content], VOCABULARY, alphabet="seen")
+    tokens = tokenizer.encode(text.content)
+    data = windows(tokens, LENGTH)
+    rows = []
+    for number, name in enumerate(LAYERS):
+
+        def told(fraction: float, done: int = number) -> None:
+            settings.progress((done + fraction) / len(LAYERS))
+
+        row = partial(_row, name, data, tokenizer, quick=settings.quick, told=told)
+        rows.append(settings.part(name, lambda make=row: asdict(make())))
+    stand_in = {} if text.is_time_machine else {"short": f"Trained on the {text.name}: {text.reason}."}
+    steps = QUICK_STEPS if settings.quick else STEPS
+    return {
+        **stand_in, "text": text.name, "tokens": len(tokens), "steps": steps, "rows": rows,
+        "frequencies": frequencies(data), "threads": torch.get_num_threads(),
+    }  # fmt: skip
+
+
+def _row(name: str, data: Windows, tokenizer: Tokenizer, *, quick: bool, told: Callable[[float], None]) -> Row:
+    steps, batch, judged = (QUICK_STEPS, QUICK_BATCH, QUICK_JUDGED) if quick else (STEPS, BATCH, JUDGED)
+    config = Config(
+        vocab_size=len(tokenizer), width=128, depth=2, heads=2, pattern=name, feed_forward_width=256, tied=False,
+        dropout=0.3,
+    )  # fmt: skip
+    options = TrainingOptions(
+        steps=steps, batch=batch, part=256, length=LENGTH, rate=3e-4, final_rate=1.0, weight_decay=0.0, beta2=0.999,
+        clip=1.0,
+    )  # fmt: skip
+
+    def chosen(step: int) -> Tensor:
+        order = shuffled(np.arange(step * batch, (step + 1) * batch), len(data.train), options.seed)
+        return data.train[torch.from_numpy(order)]
+
+    held = data.validation[:: len(data.validation) // judged]
+    return train_row(config, options, chosen, held, tokenizer, len(data.train) / batch, told)
+
+
+def frequencies(data: Windows) -> float:
+    """Return the perplexity of who knows each token's frequency in the training text, and nothing else."""
+    train = torch.cat((data.train[:, 0], data.train[-1, 1:]))
+    counts = torch.bincount(train, minlength=VOCABULARY).double() + 1
+    held = torch.cat((data.validation[:, 0], data.validation[-1, 1:]))
+    return math.exp(-(counts / counts.sum()).log()[held].mean().item())
+
+
+def check(result: Result) -> None:
+    """Every layer is there and has learned."""
+    rows = [Row(**row) for row in result["rows"]]
+    missing = sorted(set(LAYERS) - {row.pattern for row in rows})
+    assert not missing, f"no row of {', '.join(missing)}"
+    for row in rows:
+        assert math.isfinite(row.perplexity), f"{row.pattern} ends at perplexity {row.perplexity}"
+        first, last = row.losses[0], row.losses[-1]
+        assert last < first, f"{row.pattern} goes from a loss of {first:.4f} to {last:.4f}"
+        if result["steps"] == STEPS:
+            bar = result["frequencies"]
+            assert row.perplexity < bar, f"{row.pattern} ends at {row.perplexity:.1f}, frequencies alone at {bar:.1f}"
+
+
+def tables(result: Result) -> list[Table]:
+    """A line a layer, the best first."""
+    rows = sorted((Row(**row) for row in result["rows"]), key=lambda row: row.perplexity)
+    lines: list[tuple[str | int | float, ...]] = [cells(summarised([row])) for row in rows]
+    columns = ("layer", "perplexity", "bits a character", "parameters", "s an epoch", "state bytes", "decoded tokens/s")
+    note = (
+        f"{result['text']}, {result['steps']} updates a row on {result['threads']} threads, one seed: differences of a "
+        f"few are noise. Frequencies alone give {result['frequencies']:.1f}. The document has one row, {DOCUMENT} "
+        "after ten epochs; innerloop compare runs the full budget."
+    )
+    return [Table("Every layer at one budget", columns, lines, note)]
+
+
+def _draw(result: Result, learning: Axes, cost: Axes) -> None:
+    rows = sorted((Row(**row) for row in result["rows"]), key=lambda row: row.perplexity)
+    for place, row in enumerate(rows):
+        named = place in (0, len(rows) - 1) or row.pattern == "softmax_attention"
+        colour, label = (f"C{place % 6}", row.pattern) if named else ("#808080", None)
+        learning.plot(range(1, len(row.losses) + 1), row.losses, color=colour, label=label, alpha=1 if named else 0.4)
+    learning.set(xlabel="update", ylabel="cross entropy a token", title="Learning")
+    learning.legend()
+    cost.plot([row.seconds_per_epoch for row in rows], [row.perplexity for row in rows], "o", color="C0")
+    for row in (rows[0], rows[-1], max(rows, key=lambda row: row.seconds_per_epoch)):
+        cost.annotate(row.pattern, (row.seconds_per_epoch, row.perplexity), xytext=(4, 4), textcoords="offset points")
+    cost.set(xlabel="seconds an epoch", ylabel="perplexity", xscale="log", title="What it takes")
+
+
+def figures(result: Result) -> list[Figure]:
+    """Show how each learns, and what it takes."""
+    caption = "First the loss of every layer, then where it ends against the time that an epoch takes."
+    return [Figure("Layers at one budget", caption, partial(_draw, result), panels=2)]
+
+
+EXPERIMENT = Experiment(
+    name="B6",
+    title="Every layer at one budget",
+    claim="Layers that differ only in their memory can be compared at the same budget.",
+    source="Dive into Deep Learning §12.5.4.1, DeltaNet: a language model",
+    setting="As B5: The Time Machine, byte pairs of 1,027, windows of 32 tokens, two blocks of width 128 with 2 heads "
+    "and an inner width of 256, dropout 0.3, Adam at 3e-4, batch 1,024; the layers as published; seed 0; "
+    f"{STEPS} updates a row ({QUICK_STEPS} of {QUICK_BATCH} windows in the quick run).",
+    band="Every layer has a row, its loss falls, and it ends below the perplexity of who knows the tokens' frequencies "
+    "alone. Quick: its loss falls.",
+    run=run,
+    check=check,
+    tables=tables,
+    figures=figures,
+    seconds=2400,
+    quick_seconds=90,
+)

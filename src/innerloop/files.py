@@ -1,0 +1,152 @@
+"""Files and folders that are there whole or not at all, whatever interrupts their writing."""
+
+from __future__ import annotations
+
+import glob
+import os
+import secrets
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["new_folder", "remove_leftovers", "whole", "write_bytes", "write_text"]
+
+_SUFFIX = ".partial"
+
+
+@contextmanager
+def whole(path: str | os.PathLike[str]) -> Generator[Path, None, None]:
+    """Lend a temporary file beside ``path``, and give it that name once it is written and on the disk.
+
+    A reader sees the old file or the new one, never half of it, also after a power cut. The file has the permissions
+    of any other, and a link keeps pointing where it did.
+
+    Args:
+        path: The file to make or to replace.
+
+    Yields:
+        The empty temporary file, to be written by its name; it is removed if the block raises.
+
+    Raises:
+        FileNotFoundError: If the folder does not exist.
+        OSError: If the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from innerloop import files
+        >>> path = tempfile.mkdtemp() + "/note"
+        >>> with files.whole(path) as partial:
+        ...     _ = partial.write_text("all of it")
+        >>> open(path).read()
+        'all of it'
+    """
+    path = Path(os.path.realpath(path))
+    partial = _beside(path)
+    try:
+        partial.touch(exist_ok=False)  # some writers make files that nobody else may read
+        yield partial
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _settle(path.parent)
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Generator[Path, None, None]:
+    """Lend a temporary folder beside ``path``, and give it that name once all that was put in is on the disk.
+
+    Args:
+        path: The folder to make; nothing may have that name, for a folder that holds files cannot be replaced at once.
+
+    Yields:
+        The empty temporary folder; it is removed with what it holds if the block raises.
+
+    Raises:
+        FileExistsError: If there is something of that name.
+        FileNotFoundError: If the folder above does not exist.
+        OSError: If a file cannot be written.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists():
+        raise FileExistsError(f"{path} must not exist yet; remove it or name another")
+    partial = _beside(path)
+    try:
+        partial.mkdir()
+        yield partial
+        for place, _, names in os.walk(partial):
+            for name in names:
+                with open(os.path.join(place, name), "rb+") as file:
+                    os.fsync(file.fileno())
+            _settle(Path(place))
+        os.rename(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _settle(path.parent)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write ``text`` as UTF-8; see :func:`whole`.
+
+    Args:
+        path: The file to make or to replace.
+        text: All that it is to hold.
+
+    Raises:
+        FileNotFoundError: If the folder does not exist.
+        OSError: If the file cannot be written.
+    """
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write ``content``; see :func:`whole`.
+
+    Args:
+        path: The file to make or to replace.
+        content: All that it is to hold.
+
+    Raises:
+        FileNotFoundError: If the folder does not exist.
+        OSError: If the file cannot be written.
+    """
+    with whole(path) as partial:
+        partial.write_bytes(content)
+
+
+def remove_leftovers(folder: str | os.PathLike[str], name: str = "*") -> None:
+    """Remove what writers that were killed have left in ``folder``; nobody may be writing there.
+
+    Args:
+        folder: Where to look; folders in it are left alone.
+        name: Of what was to be written; anything.
+    """
+    for path in Path(folder).glob(f".{name if name == '*' else glob.escape(name)}.*{_SUFFIX}"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {path} must exist")
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{_SUFFIX}")
+
+
+def _settle(folder: Path) -> None:
+    """Put the names in a folder on the disk, where the system can."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass  # some file systems cannot, and the name is right all the same
+    finally:
+        os.close(handle)
