@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     pace = Pace(arguments.seconds, not arguments.no_memory)
     result = _one_rule(arguments, pace) if arguments.rule else _whole_table(pace)
     if arguments.json is not None:
-        from innerloop.report.record import write_whole
+        from innerloop.files import write_text
 
-        write_whole(_target(arguments.json, result["machine"]), json.dumps(result, indent=1) + "\n")
+        write_text(_target(arguments.json, result["machine"]), json.dumps(result, indent=1) + "\n")
     if arguments.page is not None:
         _write_page(arguments.page, result)
     return 0
@@ -176,10 +176,10 @@ def _write_page(path: Path, result: dict[str, Any]) -> None:
         drawn = pictures(result)
     except ImportError as error:
         raise InputError(f"the page's figures need matplotlib: pip install 'innerloop[bench]' ({error})") from error
-    from innerloop.report.record import write_whole
+    from innerloop.files import write_text
 
     folder = path.absolute().parent / "images"
     folder.mkdir(exist_ok=True)
     for name, picture in drawn.items():
-        write_whole(folder / name, picture)
-    write_whole(path, page(result, kept(path.read_text(encoding="utf-8") if path.exists() else "")))
+        write_text(folder / name, picture)
+    write_text(path, page(result, kept(path.read_text(encoding="utf-8") if path.exists() else "")))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from innerloop.lm import Config, LanguageModel, State
 from innerloop.lm.files import MODEL_TYPE
@@ -137,7 +137,7 @@ class InnerloopForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "model"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
-    _no_split_modules = ("Block",)
+    _no_split_modules = ["Block"]  # ruff: ignore[mutable-class-default] - the framework wants a list
     _is_stateful = True  # speculation would need to take tokens back
 
     def __init__(self, config: InnerloopConfig) -> None:
