@@ -31,7 +31,7 @@ struct Set {
   const innerloop::Core* cores;
   bool present;
   int64_t failed;
-  double worst[2];  // in tolerances, of float32 and of float64
+  double worst[3];  // in tolerances: of float32, float64 and sixteen bits
 };
 
 // The library counts denormals as zero within a job.
@@ -58,7 +58,7 @@ static void on_fault(int signal) {
 static void compare(Set& set, const Outcome& truth, const Outcome& found, std::string& wrong) {
   for (size_t i = 0; i < truth.size(); ++i) {
     const double off = distance(truth[i], found[i]);
-    double& worst = set.worst[truth[i].wide];
+    double& worst = set.worst[truth[i].wide ? 1 : rounding(truth[i].element) > 0 ? 2 : 0];
     if (off > worst) worst = off;
     if (off <= 1) continue;
     char text[80];
@@ -89,9 +89,10 @@ static int report(const Set (&sets)[3], int64_t from, int64_t count) {
   for (const Set& set : sets) {
     failed += set.failed;
     if (set.present)
-      std::printf("%s: trials %lld to %lld of seed %llu, %lld failed; worst %.2g tolerances in float32, %.2g in float64\n",
+      std::printf("%s: trials %lld to %lld of seed %llu, %lld failed; worst in tolerances: %.2g float32, %.2g float64, "
+                  "%.2g sixteen bits\n",
                   set.name, (long long)from, (long long)(from + count - 1), (unsigned long long)seed,
-                  (long long)set.failed, set.worst[0], set.worst[1]);
+                  (long long)set.failed, set.worst[0], set.worst[1], set.worst[2]);
     else std::printf("%s: not on this processor\n", set.name);
   }
   std::printf("the library takes %s\n", innerloop_isa());

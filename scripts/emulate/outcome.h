@@ -19,7 +19,8 @@ struct Output {
 };
 using Outcome = std::vector<Output>;
 
-// A tolerance on the difference relative to the largest number; a rounding of the element is granted beside it.
+// A tolerance on the difference relative to the largest number, or to one: inputs are of that size, and what is smaller is
+// left of numbers that cancelled. A rounding of the element is granted beside it.
 inline double tolerance(const Output& x) { return x.wide ? 1e-12 : 1e-5; }
 inline double rounding(int64_t element) {
   return element == innerloop::kBrain ? 0x1p-7 : element == innerloop::kHalf ? 0x1p-10 : 0;
@@ -28,7 +29,7 @@ inline double rounding(int64_t element) {
 // The largest difference in tolerances, infinite where one is NaN and the other not.
 inline double distance(const Output& a, const Output& b) {
   const int64_t count = a.block.bytes() / size_of(a.element);
-  double most = 0, worst = 0;
+  double most = 1, worst = 0;
   for (int64_t i = 0; i < count; ++i) {
     const double x = std::fabs(get(a.block.data(), a.element, i));
     if (std::isfinite(x) && x > most) most = x;
@@ -55,17 +56,21 @@ inline bool run_jobs(const innerloop::Core& core, const void* call, int64_t way)
   return intact;
 }
 
-inline bool intact(const Outcome& outcome) {
-  for (const Output& x : outcome)
-    if (!x.block.intact()) return false;
-  return true;
+// Room for what a call writes.
+inline void* add(Outcome& outcome, const std::string& name, int64_t element, bool wide, int64_t count) {
+  outcome.push_back({name, element, wide, Block(count * size_of(element))});
+  return outcome.back().block.data();
 }
 
-// How many numbers of what a call wrote are NaN, where it must have written every one.
-inline int64_t missing(const Output& x) {
-  int64_t found = 0;
-  for (int64_t i = 0; i < x.block.bytes() / size_of(x.element); ++i) found += std::isnan(get(x.block.data(), x.element, i));
-  return found;
+// No result may have been written in front of its memory and, where the call owes every number, none may be NaN.
+inline void check_written(const Outcome& outcome, std::string& wrong, bool every) {
+  for (const Output& x : outcome) {
+    bool missing = false;
+    for (int64_t i = 0; i < x.block.bytes() / size_of(x.element); ++i)
+      missing = missing || std::isnan(get(x.block.data(), x.element, i));
+    if (!x.block.intact()) wrong = x.name + " was written in front of its memory";
+    if (every && missing) wrong = x.name + " has NaN";
+  }
 }
 
 }  // namespace emulate

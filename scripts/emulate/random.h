@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
+#include <vector>
 
 namespace emulate {
 
@@ -25,5 +26,17 @@ class Random {
   bool chance(double p) { return uniform() < p; }
   int64_t pick(std::initializer_list<int64_t> of) { return of.begin()[between(0, int64_t(of.size()) - 1)]; }
 };
+
+// Bounds of sequences in one row, some of them empty, with tokens before and behind that belong to none.
+inline std::vector<int64_t> packed(Random& random, int64_t sequences, int64_t length) {
+  int64_t at = random.chance(0.3) ? random.between(0, length / 3) : 0;
+  std::vector<int64_t> bounds{at};
+  for (int64_t n = 1; n <= sequences; ++n) {
+    if (n == sequences && random.chance(0.6)) at = length;
+    else if (!random.chance(0.2)) at = random.between(at, length);
+    bounds.push_back(at);
+  }
+  return bounds;
+}
 
 }  // namespace emulate

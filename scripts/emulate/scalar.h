@@ -44,18 +44,9 @@ class Scalar {
     corrects = random.between(0, 2), unit = random.chance(0.5), overwrite = random.chance(0.3);
     scale = random.chance(0.5) ? 1 : 1 / std::sqrt(double(key_width));
   }
-  // Sequences in one row, some of them empty, with tokens before and behind that belong to none.
   void draw_bounds() {
     sequences = rows;
-    if (!random.chance(0.35)) return;
-    rows = 1, sequences = random.between(1, 4);
-    int64_t at = random.chance(0.3) ? random.between(0, length / 3) : 0;
-    bounds.push_back(at);
-    for (int64_t n = 1; n <= sequences; ++n) {
-      if (n == sequences && random.chance(0.6)) at = length;
-      else if (!random.chance(0.2)) at = random.between(at, length);
-      bounds.push_back(at);
-    }
+    if (random.chance(0.35)) rows = 1, sequences = random.between(1, 4), bounds = packed(random, sequences, length);
   }
   void draw_tokens() {
     const double size = 1 / std::sqrt(double(key_width));  // longer keys make the delta rule grow without end
@@ -128,9 +119,7 @@ class Scalar {
       if (!run_jobs(core, &call, 1)) wrong = "gradients wrote in front of their scratch";
       if (!trail.intact()) wrong = "values wrote in front of their trail";
     }
-    if (!intact(outcome)) wrong = "a result was written in front of its memory";
-    for (const Output& x : outcome)
-      if (bounds.empty() && missing(x)) wrong = x.name + " has NaN";
+    check_written(outcome, wrong, bounds.empty());
     return outcome;
   }
 
@@ -145,10 +134,6 @@ class Scalar {
     call.state = state.data(), call.grad_out = grad_out.view, call.grad_final = grad_final.data();
     call.grad_element = grad_element();
     return call;
-  }
-  static void* add(Outcome& outcome, const std::string& name, int64_t element, bool wide, int64_t count) {
-    outcome.push_back({name, element, wide, Block(count * size_of(element))});
-    return outcome.back().block.data();
   }
   void add_values(ScalarCall& call, Outcome& outcome, const std::string& suffix, bool trailed) const {
     const int64_t size = sequences * heads * key_width * width;
