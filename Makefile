@@ -13,7 +13,7 @@ COUNT ?= 20000
 FUZZ = OMP_NUM_THREADS=1 $(BIN)/python -m scripts.fuzz --count $(COUNT) $(if $(SEED),--seed $(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help report reproduce screenshots picture test test-slow check docs bench fuzz mutants mutants-generic clean
+.PHONY: help report reproduce screenshots picture test test-slow check docs bench fuzz emulate mutants mutants-generic clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -50,6 +50,9 @@ bench: $(SETUP)  ## every rule's time on this machine
 
 fuzz: $(SETUP)  ## COUNT random calls (20,000: minutes) against the token loop
 	$(FUZZ)
+
+emulate:  ## TRIALS random calls of the AVX-512 kernels, in an emulated processor (scripts/emulate/README.md)
+	scripts/emulate/run.sh build/emulate $(or $(TRIALS),200) $(or $(SEED),1)
 
 mutants: $(SETUP)  ## faults put in by hand, each of which the tests must catch
 	$(BIN)/python -m scripts.mutants

@@ -79,8 +79,8 @@ static void run(Set (&sets)[3], uint64_t number, int64_t core) {
     else compare(set, truth, found, wrong);
     if (wrong.empty()) continue;
     ++set.failed;
-    std::printf("FAILED %s, trial %lld of seed %llu: %s\n    %s\n", set.name, (long long)number, (unsigned long long)seed,
-                wrong.c_str(), trial.described().c_str());
+    std::printf("FAILED %s, trial %lld of seed %llu: %s\n    %s\n", set.name, (long long)number,
+                (unsigned long long)seed, wrong.c_str(), trial.described().c_str());
   }
 }
 
@@ -99,14 +99,15 @@ static int report(const Set (&sets)[3], int64_t from, int64_t count) {
   return failed ? 1 : 0;
 }
 
+static bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 static bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512bw");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
 }
 
 static int run_all(int64_t count, int64_t from) {
   Set sets[] = {{"plain", innerloop::plain::cores, true, 0, {}},
-                {"avx2", innerloop::avx2::cores, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), 0, {}},
+                {"avx2", innerloop::avx2::cores, has_avx2(), 0, {}},
                 {"avx512", innerloop::avx512::cores, has_avx512(), 0, {}}};
   for (current = from; current < from + count; ++current) {
     if (current % 40 == 39) run<Conversions>(sets, current, innerloop::kScalar);

@@ -19,8 +19,8 @@ struct Output {
 };
 using Outcome = std::vector<Output>;
 
-// A tolerance on the difference relative to the largest number, or to one: inputs are of that size, and what is smaller is
-// left of numbers that cancelled. A rounding of the element is granted beside it.
+// A tolerance on the difference relative to the largest number, or to one: inputs are of that size, and what is smaller
+// is left of numbers that cancelled. A rounding of the element is granted beside it.
 inline double tolerance(const Output& x) { return x.wide ? 1e-12 : 1e-5; }
 inline double rounding(int64_t element) {
   return element == innerloop::kBrain ? 0x1p-7 : element == innerloop::kHalf ? 0x1p-10 : 0;

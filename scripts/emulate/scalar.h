@@ -1,8 +1,6 @@
 // A random call of the core of memories that fade by one number a token.
 #pragma once
 
-#include <cinttypes>
-
 #include "outcome.h"
 #include "random.h"
 
@@ -52,8 +50,9 @@ class Scalar {
     const double size = 1 / std::sqrt(double(key_width));  // longer keys make the delta rule grow without end
     const auto key = [&] { return unit ? 2 * random.normal() : size * random.normal(); };
     q = tensor(rows, length, key_heads, key_width, element, layout(false), key);
+    // Nor are they short: the proximal step writes what a key is to answer divided by it.
     k = tensor(rows, length, key_heads, key_width, element, layout(false), [&] {
-      return unit ? key() : size * (2 * random.uniform() - 1);
+      return unit ? key() : size * (random.chance(0.5) ? 1 : -1) * (0.5 + 0.5 * random.uniform());
     });
     v = tensor(rows, length, heads, width, element, layout(false), [&] { return random.normal(); });
     grad_out = tensor(rows, length, heads, width, element, layout(true), [&] { return random.normal(); });
@@ -97,14 +96,15 @@ class Scalar {
   std::string described() const {
     char text[400];
     std::snprintf(text, sizeof text,
-                  "B=%" PRId64 " T=%" PRId64 " H=%" PRId64 " G=%" PRId64 " K=%" PRId64 " V=%" PRId64 " element=%" PRId64
-                  " together=%" PRId64 " chunk=%" PRId64 " corrects=%" PRId64 " unit=%d g=%d state=%d final=%d packed=%d",
-                  rows, length, key_heads, heads, key_width, width, element, together, chunk, corrects, unit, with_g,
-                  state.data() != nullptr, wants_final, !bounds.empty());
+                  "B=%d T=%d H=%d G=%d K=%d V=%d element=%d together=%d chunk=%d corrects=%d unit=%d g=%d state=%d "
+                  "final=%d packed=%d",
+                  int(rows), int(length), int(key_heads), int(heads), int(key_width), int(width), int(element),
+                  int(together), int(chunk), int(corrects), unit, with_g, state.data() != nullptr, wants_final,
+                  !bounds.empty());
     return text;
   }
 
-  // Values and gradients, first without a trail between them, then with one. `wrong` says what no comparison is needed for.
+  // Values and gradients, first without a trail between them, then with one. `wrong` says what no comparison shows.
   Outcome run(const innerloop::Core& core, std::string& wrong) const {
     Outcome outcome;
     for (const bool trailed : {false, true}) {

@@ -52,7 +52,9 @@ class Block {
   }
 };
 
-inline int64_t size_of(int64_t element) { return element == innerloop::kDouble ? 8 : element == innerloop::kFloat ? 4 : 2; }
+inline int64_t size_of(int64_t element) {
+  return element == innerloop::kDouble ? 8 : element == innerloop::kFloat ? 4 : 2;
+}
 
 inline void put(void* data, int64_t element, int64_t at, double x) {
   using namespace innerloop::plain;
