@@ -150,3 +150,17 @@ class _Loops(Rule):
 
     def step(self, q, k, v, *, state):
         return v, state
+
+
+def test_a_step_that_looks_like_the_last_one_is_still_checked():
+    q, k, v = torch.randn(3, 1, 2, 4).unbind(0)
+    state = torch.zeros(1, 2, 4, 4)
+    ops.step("linear_attention", q, k, v, state=state, scale=1.0, use_qk_l2norm_in_kernel=True, overwrite_state=True)
+    for wrong in ({"scale": True}, {"use_qk_l2norm_in_kernel": 1}, {"overwrite_state": 1}):
+        options = {"scale": 1.0, "use_qk_l2norm_in_kernel": True, "overwrite_state": True, **wrong}
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            ops.step("linear_attention", q, k, v, state=state, **options)
+    ops.step("linear_attention", q, k, v, state=state)
+    for name, wrong in (("q", q[..., :1]), ("k", k[..., :3]), ("v", v.double()), ("v", v.tolist())):
+        with pytest.raises((TypeError, ValueError), match=name):
+            ops.step("linear_attention", **{"q": q, "k": k, "v": v, name: wrong}, state=state)

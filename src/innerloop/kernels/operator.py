@@ -18,13 +18,16 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from innerloop.kernels.native import Native
+from innerloop.kernels.native import Kernel, Native
 from innerloop.kernels.portable import Dense, Portable, full_precision
 from innerloop.shapes import compute_dtype
 
 _LIBRARY = Library("innerloop", "DEF")
 _BELOW_AUTOGRAD = _C._after_autograd_keyset
-_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None), float, bool, int, tuple, list))
+_OPTIONS = (
+    "Tensor? cu_seqlens", "float scale", "bool l2norm", "int chunk_size", "float[] constants", "bool native"
+)  # fmt: skip
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None), float, bool, int, str, tuple, list))
 
 
 Outputs = tuple[Any, ...] | list[Any]
@@ -63,6 +66,9 @@ class Operator:
         native: The same compiled, which serves tensors on the CPU where the library is present.
     """
 
+    _folds = True
+    """Whether a batch axis of ``vmap`` can be folded into the first axis of all inputs."""
+
     def __init__(
         self,
         name: str,
@@ -80,17 +86,20 @@ class Operator:
         self.name = name
         places = {list(gates).index(gate): axis for gate, axis in (keyed or {}).items()}
         self.portable = Portable(dense, len(gates), states, keyed=places, grouped=grouped, grows=grows)
-        self._inputs = 3 + len(gates) + len(states)
-        self._last = self._inputs + len(Options._fields) - 1
         self._counts = not all(states.values())
         self._fresh = fresh
         self.native = native
-        tensors = ", ".join(["Tensor q, Tensor k, Tensor v", *(f"Tensor? {x}" for x in (*gates, *states))])
-        rest = "Tensor? cu_seqlens, float scale, bool l2norm, int chunk_size, float[] constants, bool native"
-        returns = ", ".join(["Tensor"] * (1 + len(states)))
-        _LIBRARY.define(f"{name}({tensors}, {rest}) -> ({returns})")
-        grads = ", ".join(f"Tensor? grad{i}" for i in range(1 + len(states)))
-        _LIBRARY.define(f"{name}_backward({tensors}, {rest}, {grads}, bool[] needs) -> Tensor[]")
+        tensors = ["Tensor q", "Tensor k", "Tensor v", *(f"Tensor? {x}" for x in (*gates, *states))]
+        self._define(tensors, _OPTIONS, ["Tensor"] * (1 + len(states)))
+
+    def _define(self, tensors: Sequence[str], options: Sequence[str], outputs: Sequence[str]) -> None:
+        """Define both operators by their schemas; the first option may be a tensor that has no gradient."""
+        name, given, returns = self.name, ", ".join((*tensors, *options)), ", ".join(outputs)
+        self._inputs, self._end = len(tensors), len(tensors) + len(options)
+        self._saved = self._inputs + options[0].startswith("Tensor")
+        _LIBRARY.define(f"{name}({given}) -> ({returns})")
+        grads = ", ".join(f"Tensor? grad{i}" for i in range(len(outputs)))
+        _LIBRARY.define(f"{name}_backward({given}, {grads}, bool[] needs) -> Tensor[]")
         self._op = getattr(torch.ops.innerloop, name).default
         self._backward = getattr(torch.ops.innerloop, f"{name}_backward").default
         self._apply = self._make_apply()
@@ -106,7 +115,9 @@ class Operator:
         options: Options,
     ) -> tuple[Any, ...]:
         """Return ``o`` and the states after the last token, in one flat tuple."""
-        args = (q, k, v, *gates, *states, *options)
+        return self._call((q, k, v, *gates, *states, *options))
+
+    def _call(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if not is_plain(args):
             return self._op(*args)
         # The dispatcher would bring us here by two detours, which cost as much again as all the rest of a call.
@@ -133,10 +144,10 @@ class Operator:
                 return self._outputs(args)
         return self._outputs(args)
 
-    def _serving(self, args: Sequence[Any]) -> Native | None:
+    def _serving(self, args: Sequence[Any]) -> Kernel | None:
         """Return the native kernel if it takes a call: inputs, then options, of which the last says whether it may."""
         native = self.native
-        return native if native is not None and native.present and args[self._last] and args[0].is_cpu else None
+        return native if native is not None and native.present and args[self._end - 1] and args[0].is_cpu else None
 
     def _outputs(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
         inputs, options = args[: self._inputs], args[self._inputs :]
@@ -171,13 +182,13 @@ class Operator:
     # Backward
 
     def _make_apply(self) -> Callable[..., tuple[Tensor, ...]]:
-        operator, inputs = self, self._inputs
+        operator, inputs, saved = self, self._inputs, self._saved
 
         class Call(_SingleLevelFunction):
             # One level: functorch has already peeled its own when the Autograd key is reached.
             @staticmethod
             def forward(ctx: Any, keyset: _C.DispatchKeySet | None, *args: Any) -> tuple[Tensor, ...]:  # ruff: ignore[any-type] - the framework's own
-                ctx.rest = args[inputs + 1 :]
+                ctx.rest = args[saved:]
                 ctx.set_materialize_grads(False)
                 left = None
                 ctx.native = native = operator._serving(args) if keyset is None else None
@@ -188,8 +199,8 @@ class Operator:
                 else:
                     # On: under torch.func the next level's derivative is recorded below this one.
                     with torch.enable_grad():
-                        outputs = operator._op.redispatch(keyset & _BELOW_AUTOGRAD, *args)
-                ctx.save_for_backward(*args[: inputs + 1], *(() if left is None else (left,)))
+                        outputs = tuple(operator._op.redispatch(keyset & _BELOW_AUTOGRAD, *args))
+                ctx.save_for_backward(*args[:saved], *(() if left is None else (left,)))
                 if operator._counts:
                     ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
                 return outputs
@@ -197,25 +208,24 @@ class Operator:
             @staticmethod
             def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # ruff: ignore[any-type] - the framework's own
                 needs = ctx.needs_input_grad[1 : inputs + 1]
-                saved, left = ctx.saved_tensors[: inputs + 1], ctx.saved_tensors[inputs + 1 :]
+                given, left = (*ctx.saved_tensors[:saved], *ctx.rest), ctx.saved_tensors[saved:]
                 if ctx.native is not None and not torch.is_grad_enabled():
-                    options = (saved[-1], *ctx.rest)
-                    found = iter(ctx.native.backward(saved[:-1], options, grads, needs, *left))
+                    found = iter(ctx.native.backward(given[:inputs], given[inputs:], grads, needs, *left))
                 else:
-                    found = iter(operator._backward(*saved, *ctx.rest, *grads, needs))
+                    found = iter(operator._backward(*given, *grads, needs))
                 return (
                     None,
                     *(next(found) if need else None for need in needs),
-                    *(None for _ in range(1 + len(ctx.rest))),
+                    *(None for _ in range(operator._end - inputs)),
                 )
 
         return Call.apply  # pyright: ignore[reportAttributeAccessIssue]
 
     def _gradients(self, *args: Any) -> list[Tensor]:
-        options = Options(*args[self._inputs : self._inputs + len(Options._fields)])
+        options = args[self._inputs : self._end]
         native = self._serving(args)
         if native is not None:
-            *grads, needs = args[self._inputs + len(Options._fields) :]
+            *grads, needs = args[self._end :]
             return native.backward(args[: self._inputs], options, grads, needs)
         with torch.enable_grad():
             grads = self._differentiate([None if x is None else x.detach() for x in args[: self._inputs]], args, False)
@@ -231,8 +241,8 @@ class Operator:
         return self._backward.redispatch(keyset & _BELOW_AUTOGRAD, *args)
 
     def _differentiate(self, inputs: list[Tensor | None], args: Sequence[Any], create_graph: bool) -> list[Tensor]:
-        options = Options(*args[self._inputs : self._inputs + len(Options._fields)])
-        *grads, needs = args[self._inputs + len(Options._fields) :]
+        options = args[self._inputs : self._end]
+        *grads, needs = args[self._end :]
         wanted = [x for x, need in zip(inputs, needs, strict=True) if need and x is not None]
         for x in wanted:
             if not x.requires_grad:
@@ -262,7 +272,7 @@ class Operator:
                 x if dim is None or not isinstance(x, Tensor) else x.movedim(dim, 0)
                 for x, dim in zip(args, in_dims, strict=True)
             ]
-            if front[inputs] is not None:  # packed: there is no batch axis to fold into
+            if not self._folds or front[inputs] is not None:  # packed: there is no batch axis to fold into
                 pairs = list(zip(front, in_dims, strict=True))
                 rows = [
                     op(*(x[i] if isinstance(x, Tensor) and dim is not None else x for x, dim in pairs))

@@ -108,8 +108,8 @@ class Turn:
 
     def convolve(self, name: str, convolution: ShortConvolution, x: Tensor) -> Tensor:
         """Return the convolution of ``[B, T, C]``, whose last inputs the state keeps under this name."""
-        row, place, self.windows[name] = self.sequences.behind(self._window(name, convolution.taps - 1, x), x)
-        return convolution(row, place)
+        y, self.windows[name] = convolution(x, self._window(name, convolution.taps - 1, x), self.sequences.bounds)
+        return y
 
     def shift(self, name: str, x: Tensor) -> Tensor:
         """Return for each token the one before it in its sequence, zeros before the first."""

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from innerloop.algebra.norm import ACTIVATIONS, Activation
+from innerloop.kernels.parts import norm
 from innerloop.shapes import compute_dtype
-
-Activation = Literal["silu", "sigmoid"]
-"""Of an output gate."""
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
 
 class RMSNorm(nn.Module):
@@ -34,8 +27,8 @@ class RMSNorm(nn.Module):
     ) -> None:
         """Begin with weights of 1."""
         super().__init__()
-        if activation not in _ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(_ACTIVATIONS)}; got {activation!r}")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}")
         self.eps, self.activation, self.gate_first = eps, activation, gate_first
         self.weight = nn.Parameter(torch.empty(width)) if affine else None
         self.reset_parameters()
@@ -47,17 +40,14 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """Norm ``[..., width]``; a gate has its shape."""
-        dtype = compute_dtype(x.dtype)
-        y = x.to(dtype)
-        factor = None if gate is None else _ACTIVATIONS[self.activation](gate.to(dtype))
-        if factor is not None and self.gate_first:
-            y = y * factor
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
-        if self.weight is not None:
-            y = y * self.weight.to(dtype)
-        if factor is not None and not self.gate_first:
-            y = y * factor
-        return y.to(x.dtype)
+        return norm(
+            x, gate, self.weight, eps=self.eps, activation=self.activation, gate_first=self.gate_first
+        )
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return ``[..., D]`` at length 1, in float32 or wider, as ``torch.nn.functional.normalize`` does."""
+    return norm(x, measure="floor", eps=1e-12)
 
 
 class HeadNorm(nn.Module):

@@ -7,11 +7,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from innerloop import ops
 from innerloop.nn.layer import Layer, Turn
-from innerloop.nn.norms import HeadNorm
+from innerloop.nn.norms import HeadNorm, unit
 from innerloop.nn.projections import LowRank, Projection, heads, width_of_heads
 from innerloop.nn.state import LayerState
 
@@ -197,7 +196,7 @@ class Channels(nn.Module):
         """Return kappa ``[B, T, H, K]``, k' ``[B, T, H * K]`` and the bonus's weight ``[B, T, H, 1]``, all wide."""
         removal, replacement, bonus = (p.to(a.dtype) for p in (self.removal, self.replacement, self.bonus))
         k = k.to(a.dtype)
-        kappa = F.normalize(heads(k * removal, count), dim=-1)
+        kappa = unit(heads(k * removal, count))
         k = k * (1 + (a - 1) * replacement)
         return kappa, k, heads(r.to(a.dtype) * k * bonus, count).sum(-1, keepdim=True)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import _C, Tensor
 
-from innerloop.shapes import compute_dtype
+from innerloop.algebra.convolution import behind, own
 
 
 class Sequences(NamedTuple):
@@ -20,46 +20,17 @@ class Sequences(NamedTuple):
         """Return how many tokens each sequence has: ``[N]``, or one number for all."""
         return x.shape[1] if self.bounds is None else self.bounds.diff()
 
-    def own(self, length: int) -> Tensor:
-        """Return the sequence that each of the row's tokens belongs to; its neighbour's where it belongs to none."""
-        assert self.bounds is not None
-        place = torch.arange(length, device=self.bounds.device)
-        found = torch.searchsorted(self.bounds, place, right=True) - 1
-        return found.clamp(max=self.bounds.shape[0] - 2)
-
     def positions(self, x: Tensor, start: Tensor) -> Tensor:
         """Return each token's place in its sequence, ``[B, T]``, which was at ``start`` ``[N]`` before this call."""
         place = torch.arange(x.shape[1], device=x.device)
         if self.bounds is None:
             return start[:, None] + place
-        own = self.own(x.shape[1]).clamp(min=0)
-        return (start[own] + place - self.bounds[own])[None]
+        mine = own(self.bounds, x.shape[1]).clamp(min=0)
+        return (start[mine] + place - self.bounds[mine])[None]
 
     def behind(self, past: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Put the W tokens ``[N, W, C]`` that came before it in front of each sequence of ``x``.
-
-        Returns:
-            The longer row or rows; for packed sequences where each token of ``x`` stands in it, ``[T]``; and the last
-            W tokens of each sequence.
-        """
-        width, past = past.shape[1], past.to(x.dtype)
-        if self.bounds is None:
-            row = torch.cat((past, x), 1)
-            return row, None, _kept(row[:, x.shape[1] :])
-        # One permutation of all tokens, old and new: sequence n moves by the windows of n + 1 sequences.
-        place = torch.arange(x.shape[1], device=x.device) + (self.own(x.shape[1]) + 1) * width
-        count = torch.arange(past.shape[0], device=x.device)
-        window = (count[:, None] + 1) * width + torch.arange(-width, 0, device=x.device)  # [N, W]
-        source = torch.cat((past.flatten(0, 1), x[0]))
-        index = torch.cat(((window + self.bounds[:-1, None]).flatten(), place))
-        row = torch.zeros_like(source).index_copy(0, index, source)
-        return row[None], place, _kept(row[window + self.bounds[1:, None]])
-
-
-def _kept(window: Tensor) -> Tensor:
-    """Return a window as a state keeps it: wide, and without the row that it was cut from."""
-    wide = window.to(compute_dtype(window.dtype))
-    return wide.clone(memory_format=torch.contiguous_format) if wide is window else wide
+        """Put the W tokens ``[N, W, C]`` that came before it in front of each sequence of ``x``."""
+        return behind(past, x, self.bounds)
 
 
 class Packed(NamedTuple):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from innerloop import ops
+from innerloop.nn.norms import RMSNorm, unit
 
 Form = Literal["operator", "loop"]
 """How a block runs its recurrence: through the library's operator, or by the document's loop over tokens."""
@@ -37,7 +38,7 @@ class GatedDeltaNetBlock(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.gates = nn.Linear(width, 2 * heads)
-        self.norm = nn.RMSNorm(width // heads)
+        self.norm = RMSNorm(width // heads, eps=torch.finfo(torch.float32).eps)  # torch's own choice
         self.output_gate = nn.Linear(width, width)
         self.output = nn.Linear(width, width, bias=False)
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
@@ -64,11 +65,11 @@ class GatedDeltaNetBlock(nn.Module):
     def _project(self, h: Tensor) -> Written:
         q, k, v = self.qkv(h).unflatten(-1, (self.heads, 3, -1)).unbind(-2)
         keep, beta = self.gates(h).chunk(2, -1)
-        return Written(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, F.logsigmoid(keep), torch.sigmoid(beta))
+        return Written(unit(q), unit(k), v, F.logsigmoid(keep), torch.sigmoid(beta))
 
     def _finish(self, x: Tensor, h: Tensor, o: Tensor) -> Tensor:
-        gate = F.silu(self.output_gate(h)).unflatten(-1, (self.heads, -1))
-        x = x + self.dropout(self.output((self.norm(o) * gate).flatten(-2)))
+        gate = self.output_gate(h).unflatten(-1, (self.heads, -1))
+        x = x + self.dropout(self.output(self.norm(o, gate).flatten(-2)))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 

@@ -44,6 +44,39 @@ struct ScalarCall {
   int64_t grad_element;  // of grad_q and grad_k; grad_v has v's
 };
 
+// A short causal convolution for every channel (convolution.h). All x is [B, T, C]; jobs are shares of the tokens of all
+// rows, and behind them shares of the windows.
+struct ConvolutionCall {
+  Header header;
+  int64_t rows, channels, taps;
+  int64_t shares, tokens, windows;  // shares of tokens; tokens in one; windows in one
+  int64_t silu, wide;
+  Strided x;
+  const void *weight, *bias;  // [W, C], the newest input's last; [C] or absent: all wide
+  const void* window;         // [N, W - 1, C], wide
+  void* out;                  // in x's element
+  void* after;                // [N, W - 1, C]
+  Strided grad_out;
+  const void* grad_after;
+  void* grad_x;  // in x's element
+  void *grad_window, *grad_weight;  // grad_weight: [shares, W + 1, C], of weights and under them the bias
+};
+
+// A norm of every row, with a gate (norm.h). Rows are those of [B, T, heads, width], T the header's length.
+struct NormCall {
+  Header header;
+  int64_t rows, heads, width;
+  int64_t share;  // rows of a job
+  int64_t measure, activation, gate_first, wide;
+  double eps;
+  Strided x, gate;
+  const void* weight;  // [width], wide, or absent for ones
+  void* out;           // in x's element
+  Strided grad_out;
+  void *grad_x, *grad_gate;  // in x's and the gate's element
+  void* grad_weight;         // [jobs, width]
+};
+
 // What the library can compute. `way` is 0 for values and 1 for gradients; a job's scratch is aligned to 64 bytes.
 // `scratch` of way 2 is the size of the trail.
 struct Core {
@@ -52,6 +85,6 @@ struct Core {
   void (*run)(const void* call, int64_t way, int64_t job, char* scratch);
 };
 
-enum : int64_t { kScalar = 0, kCores };
+enum : int64_t { kScalar = 0, kConvolution = 3, kNorm = 4, kCores };
 
 }  // namespace innerloop

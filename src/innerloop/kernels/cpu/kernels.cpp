@@ -1,4 +1,6 @@
 // Compiled once for every instruction set: its table of cores.
+#include "convolution.h"
+#include "norm.h"
 #include "scalar.h"
 
 namespace innerloop {
@@ -7,6 +9,10 @@ namespace INNERLOOP_ISA {
 extern const Core cores[kCores];
 const Core cores[kCores] = {
     {sizeof(ScalarCall), scalar_scratch, scalar_run},
+    {},
+    {},
+    {sizeof(ConvolutionCall), convolution_scratch, convolution_run},
+    {sizeof(NormCall), norm_scratch, norm_run},
 };
 
 }  // namespace INNERLOOP_ISA

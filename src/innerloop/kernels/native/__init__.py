@@ -1,7 +1,7 @@
 """Compiled kernels of the families of rules, and the library that holds them."""
 
-from innerloop.kernels.native.family import Native
+from innerloop.kernels.native.family import Kernel, Native, Values
 from innerloop.kernels.native.library import instruction_set, missing
 from innerloop.kernels.native.scalar import Scalar
 
-__all__ = ["Native", "Scalar", "instruction_set", "missing"]
+__all__ = ["Kernel", "Native", "Scalar", "Values", "instruction_set", "missing"]

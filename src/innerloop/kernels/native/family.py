@@ -4,30 +4,39 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from innerloop.kernels.native.library import Core
+from innerloop.kernels.native.library import Core, Plan
 
 State = Tensor | tuple[Tensor, ...] | None
 
 
-class Native(ABC):
-    """A family through one of the library's cores: forward, backward and a single token."""
+class Values(NamedTuple):
+    """A call for values, prepared: what is new in it are the addresses."""
+
+    run: Plan
+    out: Tensor
+    """Outlines of what it returns, and of what it can leave for the gradients."""
+    states: tuple[Tensor, ...]
+    trail: Tensor | None = None
+
+
+class Kernel(ABC):
+    """What one of the library's cores computes: forward and backward."""
 
     core: ClassVar[Core]
 
-    def __init__(self, gates: tuple[str, ...]) -> None:
-        """Say which gates the family takes, in the operator's order."""
-        self.gates = gates
+    def __init__(self) -> None:
+        """See whether the library has it."""
         self.present = self.core.present
 
     @abstractmethod
     def forward(
         self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """Return ``o`` and the states after the last token, and what it leaves for ``backward``, if that is wanted."""
+        """Return the outputs (of a family ``o`` and the states), and what is left for ``backward``, if it is wanted."""
 
     @abstractmethod
     def backward(
@@ -40,19 +49,33 @@ class Native(ABC):
     ) -> list[Tensor]:
         """Return the gradients of those inputs that need one; with what ``forward`` left, nothing is computed twice."""
 
+
+class Native(Kernel):
+    """A family of rules, which also serves a single token."""
+
+    def __init__(self, gates: tuple[str, ...]) -> None:
+        """Say which gates the family takes, in the operator's order."""
+        super().__init__()
+        self.gates = gates
+
+    @abstractmethod
+    def prepare_token(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], state: State, scale: float, unit: bool
+    ) -> Values:
+        """Return a call for one token, ``[B, G, .]``, good for all tensors of these shapes, strides and dtypes."""
+
     @abstractmethod
     def token(
         self,
+        call: Values,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         gates: dict[str, Any],
         state: State,
-        scale: float,
-        unit: bool,
         overwrite: bool,
     ) -> tuple[Tensor, State]:
-        """Return what one token ``[B, G, .]`` reads, and the state after it, in the memory of the one before it or not.
+        """Return what the token reads, and the state after it, in the memory of the one before it or not.
 
         No gradient is recorded. A state to be overwritten is contiguous and in the precision of arithmetic.
         """

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from innerloop.kernels.native.family import Native
+from innerloop.kernels.native.family import Native, Values
 from innerloop.kernels.native.library import (
     ABSENT,
     ELEMENTS,
@@ -40,20 +40,12 @@ _BOUNDS, _TOKENS, _STATE = 4, 15, 45
 _SLOPE = _STATE + 4
 _INPUTS = (_BOUNDS, *range(_TOKENS, _STATE, 6), _STATE, _STATE + 1)
 _VALUES = (*_INPUTS, _STATE + 2, _STATE + 3)
+_TOKEN = (*range(_TOKENS, _STATE, 6), _STATE, _STATE + 2, _STATE + 3)
 _GRADIENTS = (*_INPUTS, _SLOPE, *range(_SLOPE + 6, _SLOPE + 13))
 
 
-class _Values(NamedTuple):
-    """A call for values, prepared: what is new in it are the addresses."""
-
-    run: Plan
-    out: Tensor
-    final: Tensor
-    trail: Tensor | None
-
-
 class _Slopes(NamedTuple):
-    """The same for gradients: outlines of those that are wanted, and whether heads of values share a head of keys."""
+    """A call for gradients, prepared: outlines of those wanted, and how many heads of values share a head of keys."""
 
     run: Plan
     found: tuple[Tensor | None, ...]
@@ -74,8 +66,7 @@ class Scalar(Native):
         """Say which family it is."""
         super().__init__(gates)
         self.corrects = corrects
-        self._values = Recent[_Values]()
-        self._tokens = Recent[_Values]()
+        self._values = Recent[Values]()
         self._slopes = Recent[_Slopes]()
 
     def forward(
@@ -87,34 +78,48 @@ class Scalar(Native):
         call = self._values.get(key) or self._values.put(key, self._prepare_values(inputs, options, leave))
         # Nobody writes what lies outside of packed sequences.
         out = empty(call.out) if bounds is None else torch.zeros_like(call.out, memory_format=torch.contiguous_format)
-        final = empty(call.final)
+        final = empty(call.states[0])
         trail = None if call.trail is None else empty(call.trail)
         call.run(*addresses((bounds, q, k, v, g, beta, state, trail, out, final)))
         return (out, final), trail
 
+    def prepare_token(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], state: Tensor | None, scale: float, unit: bool
+    ) -> Values:
+        """Return a call for one token, good for all tensors of these shapes, strides and dtypes."""
+        rows, heads, width = v.shape
+        _, key_heads, key_width = k.shape
+        work = 4 * rows * heads * width * key_width
+        tensors = (q, k, v, gates.get("g"), gates.get("beta"))
+        run = self.core.plan(
+            0, _TOKEN, rows * heads, threads_for(work), rows, 1, 0, self.corrects, key_heads, heads, key_width, width,
+            1, 1, unit, v.dtype is torch.float64, scale,
+            *(field for x in tensors for field in strided(None if x is None else x.unsqueeze(1))),
+            *(0,) * 4, *ABSENT, *(0,) * 8,
+        )  # fmt: skip
+        final = outline((rows, heads, key_width, width), compute_dtype(v.dtype))
+        return Values(run, outline(v.shape, v.dtype), (final,))
+
     def token(
         self,
+        call: Values,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         gates: dict[str, Any],
         state: Tensor | None,
-        scale: float,
-        unit: bool,
         overwrite: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Return what one token ``[B, G, .]`` reads, and the memory after it; no gradient is recorded."""
+        """Return what one token ``[B, G, .]`` reads, and the memory after it."""
         g, beta = gates.get("g"), gates.get("beta")
-        key = [scale, unit, structure((q, k, v, g, beta)), torch.get_num_threads()]
-        call = self._tokens.get(key) or self._tokens.put(key, self._prepare_token(q, k, v, g, beta, scale, unit))
-        out = empty(call.out)
+        out = torch.empty_like(call.out, memory_format=torch.contiguous_format)
         if overwrite and state is not None:
             final = state
         else:
-            state = None if state is None else contiguous(state, call.final.dtype)
-            final = empty(call.final)
+            state = None if state is None else contiguous(state, call.states[0].dtype)
+            final = empty(call.states[0])
         held = resolved((q, k, v, g, beta))
-        call.run(0, *addresses(held), *addresses((state, None, out, final)))
+        call.run(*addresses(held), 0 if state is None else state.data_ptr(), out.data_ptr(), final.data_ptr())
         return out, final
 
     def backward(
@@ -152,7 +157,7 @@ class Scalar(Native):
         state = None if state is None else contiguous(state, compute_dtype(v.dtype))
         return [*found, state, None if bounds is None else bounds.to(torch.int64).contiguous()]
 
-    def _prepare_values(self, inputs: Sequence[Any], options: Sequence[Any], leave: bool) -> _Values:
+    def _prepare_values(self, inputs: Sequence[Any], options: Sequence[Any], leave: bool) -> Values:
         q, _, v = inputs[:3]
         fields = self._fields(inputs, options, leave)
         final = outline((self._rows(inputs, options), v.shape[2], q.shape[3], v.shape[3]), compute_dtype(v.dtype))
@@ -161,22 +166,7 @@ class Scalar(Native):
         size = self.core.trail_size(*fields, *(0,) * 4, *ABSENT, *(0,) * 8) if long else 0
         trail = outline((size,), torch.uint8) if long else None
         run = self.core.plan(0, _VALUES, *fields, *(0,) * 4, *ABSENT, *(0,) * 8)
-        return _Values(run, outline(v.shape, v.dtype), final, trail)
-
-    def _prepare_token(
-        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, scale: float, unit: bool
-    ) -> _Values:
-        rows, heads, width = v.shape
-        _, key_heads, key_width = k.shape
-        work = 4 * rows * heads * width * key_width
-        run = self.core.plan(
-            0, _VALUES, rows * heads, threads_for(work), rows, 1, 0, self.corrects, key_heads, heads, key_width, width,
-            1, 1, unit, v.dtype is torch.float64, scale,
-            *(field for x in (q, k, v, g, beta) for field in strided(None if x is None else x.unsqueeze(1))),
-            *(0,) * 4, *ABSENT, *(0,) * 8,
-        )  # fmt: skip
-        final = outline((rows, heads, key_width, width), compute_dtype(v.dtype))
-        return _Values(run, outline(v.shape, v.dtype), final, None)
+        return Values(run, outline(v.shape, v.dtype), (final,), trail)
 
     def _prepare_slopes(
         self,
