@@ -8,6 +8,8 @@
 #include <sys/io.h>
 
 #include "conversions.h"
+#include "convolution.h"
+#include "norm.h"
 #include "scalar.h"
 
 extern "C" const char* innerloop_isa();
@@ -111,6 +113,8 @@ static int run_all(int64_t count, int64_t from) {
                 {"avx512", innerloop::avx512::cores, has_avx512(), 0, {}}};
   for (current = from; current < from + count; ++current) {
     if (current % 40 == 39) run<Conversions>(sets, current, innerloop::kScalar);
+    else if (current % 4 == 1) run<Convolution>(sets, current, innerloop::kConvolution);
+    else if (current % 4 == 2) run<Norm>(sets, current, innerloop::kNorm);
     else run<Scalar>(sets, current, innerloop::kScalar);
     if (current % 25 == 24) std::printf("%lld\n", (long long)current + 1), std::fflush(stdout);
   }
