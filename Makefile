@@ -16,7 +16,7 @@ FUZZ = OMP_NUM_THREADS=1 $(BIN)/python -m scripts.fuzz --count $(COUNT) $(if $(S
 # What a watched library is put through: everything that only kernels can get wrong, and the contract.
 SANITIZED = tests/kernels/test_native.py tests/kernels/test_robustness.py tests/rules/test_contract.py
 
-.PHONY: help report reproduce screenshots picture test test-slow check docs bench fuzz sanitize wheel-test kill-test mutants mutants-generic clean
+.PHONY: help report reproduce screenshots picture test test-slow check docs bench fuzz sanitize wheel-test emulate kill-test mutants mutants-generic clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -68,6 +68,8 @@ sanitize: $(SETUP)  ## the tests of the kernels under AddressSanitizer and UBSan
 
 wheel-test: $(SETUP)  ## wheels from a clean clone, with and without a compiler, each tried where only torch is
 	$(BIN)/python scripts/wheel_check.py
+emulate:  ## TRIALS random calls of the AVX-512 kernels, in an emulated processor (scripts/emulate/README.md)
+	scripts/emulate/run.sh build/emulate $(or $(TRIALS),200) $(or $(SEED),1)
 
 mutants: $(SETUP)  ## faults put in by hand, each of which the tests must catch
 	$(BIN)/python -m scripts.mutants
