@@ -64,7 +64,7 @@ def test_half_precision_and_autocast_keep_the_memory_wide(kit, name):
     layer, x = kit.build(name, torch.float32), kit.tokens(2, 7, dtype=torch.float32)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         y, state = layer(x)
-    assert y.dtype == torch.bfloat16
+    assert y.dtype == (x.dtype if layer.rule == "cms" else torch.bfloat16)  # a chain of residuals alone narrows nothing
     z, after = layer.to(torch.bfloat16)(x.bfloat16())
     assert z.dtype == torch.bfloat16
     for leaf in (*pytree.tree_leaves(state), *pytree.tree_leaves(after)):
@@ -201,3 +201,23 @@ def test_a_recipe_is_a_layer(kit, name):
         assert p.grad is not None and p.grad.any(), key
     y, _ = layer(torch.cat((x[:1], x[1:]), 1), cu_seqlens=torch.tensor([0, 7, 14]))
     assert error(y.view_as(want), want) <= 1e-10
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Titans", "Hope"])
+def test_a_stream_of_a_hundred_thousand_tokens_stays_exact_in_constant_memory(kind):
+    torch.manual_seed(0)
+    layer = getattr(nn, kind)(16, 2, **({"periods": ()} if kind == "Hope" else {}))
+    wide = getattr(nn, kind)(16, 2, **({"periods": ()} if kind == "Hope" else {})).double()
+    wide.load_state_dict(layer.state_dict())
+    generator, state, truth, sizes, worst = torch.Generator().manual_seed(1), None, None, set(), 0.0
+    for _ in range(100):
+        x = torch.randn(1, 1000, 16, generator=generator)
+        y, state = layer(x, state)
+        z, truth = wide(x.double(), truth)
+        sizes.add(state.nbytes)
+        worst = max(worst, error(y, z))
+    assert state.position.tolist() == [100_000]
+    assert len(sizes) == 1
+    assert worst <= 1e-3

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from innerloop import states
 from innerloop.algebra.self_modifying import unit
 from innerloop.kernels.portable import full_precision
 from innerloop.nn.first_weights import FirstWeights
@@ -115,15 +116,15 @@ class RecipeLayer(Layer):
 
     def _run_packed(self, tokens: dict[str, Tensor], turn: Turn, bounds: list[int]) -> tuple[Tensor, Any]:
         """Run sequences one after another; states that keep pairs are joined only if they keep as many."""
-        outputs, states = [tokens["v"].new_zeros(tokens["v"][:, : bounds[0]].shape)], []
+        outputs, after = [tokens["v"].new_zeros(tokens["v"][:, : bounds[0]].shape)], []
         for n, (start, stop) in enumerate(pairwise(bounds)):
-            past = None if turn.past is None else pytree.tree_map(lambda x, n=n: x[n : n + 1], turn.past.memory)
+            past = None if turn.past is None else states.select(turn.past.memory, [n])
             o, state = self._run({name: x[:, start:stop] for name, x in tokens.items()}, past)
             outputs.append(o)
-            states.append(state)
+            after.append(state)
         outputs.append(tokens["v"].new_zeros(tokens["v"][:, bounds[-1] :].shape))
-        shapes = {tuple(x.shape for x in pytree.tree_leaves(state)) for state in states}
+        shapes = {tuple(x.shape for x in pytree.tree_leaves(state) if x is not None) for state in after}
         if len(shapes) > 1:
             raise ValueError(f"a recipe that keeps its past takes sequences of one length; got {bounds[:8]}. "
                              "Run them one by one.")  # fmt: skip
-        return torch.cat(outputs, 1), pytree.tree_map(lambda *rows: torch.cat(rows), *states)
+        return torch.cat(outputs, 1), pytree.tree_map(lambda *x: x[0] if x[0] is None else torch.cat(x), *after)
