@@ -52,6 +52,7 @@ docs: $(SETUP)  ## write docs/rules.md from the list of rules
 	$(BIN)/innerloop rules --markdown > docs/rules.md
 
 bench: $(SETUP)  ## the kernels against the alternatives (ten minutes), as docs/benchmarks.md and benchmarks/results
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,bench]"
 	$(BIN)/python -m pip install --quiet -c constraints.txt 'transformers>=5.2'
 	$(BIN)/innerloop bench --json benchmarks/results --page docs/benchmarks.md
 

@@ -65,9 +65,14 @@ NETWORKS = {
 }
 
 
+def _own_names(metafunc):
+    """Return what a test's own marks parametrize."""
+    return [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+
+
 def pytest_generate_tests(metafunc):
     """Give ``name`` every layer and variant; networks where it is not about gates of matrices and compilers."""
-    if "name" in metafunc.fixturenames:
+    if "name" in metafunc.fixturenames and "name" not in _own_names(metafunc):
         module = metafunc.module.__name__
         known = NETWORKS if module.endswith("test_networks") else DEFAULTS | VARIANTS
         metafunc.parametrize("name", [*known, *(NETWORKS if module.endswith("test_contract") else ())])

@@ -14,6 +14,7 @@ from innerloop.nn.linear_attention import LinearAttention
 from innerloop.nn.longhorn import Longhorn
 from innerloop.nn.mamba2 import Mamba2
 from innerloop.nn.mesa_net import MesaNet
+from innerloop.nn.recipe_layer import RecipeLayer
 from innerloop.nn.ret_net import RetNet
 from innerloop.nn.rwkv7 import RWKV7
 from innerloop.nn.softmax_attention import SoftmaxAttention
@@ -39,6 +40,7 @@ __all__ = [
     "Longhorn",
     "Mamba2",
     "MesaNet",
+    "RecipeLayer",
     "RetNet",
     "SoftmaxAttention",
     "Titans",

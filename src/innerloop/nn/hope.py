@@ -38,7 +38,8 @@ class Hope(Layer):
         memory: ``"linear"`` or ``"mlp"``, whose hidden layer is as wide as a head.
         read: ``"after"`` the write or ``"before"`` the mini-batch.
         mini_batch: Tokens between snapshots, of the memories that speak and of the one that is read.
-        rate_max: The largest rate.
+        rate_max: The largest rate; one over the larger mini-batch if None. At 1 memories grow without bound on a
+            repeated or slowly drifting token, for gradients of a whole mini-batch are taken at one place.
         taps: Of the convolutions; 0 leaves them out.
         normalize_v: Whether values are made unit length.
         normalize_step: Whether steps are damped.
@@ -67,7 +68,7 @@ class Hope(Layer):
         memory: Literal["linear", "mlp"] = "linear",
         read: Literal["after", "before"] = "after",
         mini_batch: tuple[int, int] = (16, 16),
-        rate_max: float = 1.0,
+        rate_max: float | None = None,
         taps: int = 4,
         normalize_v: bool = True,
         normalize_step: bool = True,
@@ -81,7 +82,8 @@ class Hope(Layer):
         if taps < 0:
             raise ValueError(f"taps must be at least 0; got {taps}")
         K = width_of_heads(width, heads, None)
-        self.heads, self.read, self.mini_batch, self.rate_max = heads, read, tuple(mini_batch), rate_max
+        self.heads, self.read, self.mini_batch = heads, read, tuple(mini_batch)
+        self.rate_max = 1 / max(mini_batch) if rate_max is None else rate_max
         self.normalize_v, self.normalize_step = normalize_v, normalize_step
         self.stop_gradient_writes = stop_gradient_writes
         self.token_convolution = ShortConvolution(width, taps) if taps else None

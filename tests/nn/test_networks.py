@@ -1,0 +1,223 @@
+"""Layers whose memories are networks: trained through their writes, never moved by a forward pass, and bounded."""
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from innerloop import nn, ops
+from innerloop.nn import LayerState
+from innerloop.recipe import MLP, Exact, GradientStep, ImplicitStep, LinearMap, Recipe, Uniform, Window
+from innerloop.testing import error
+
+
+def test_every_parameter_has_a_gradient_and_a_forward_pass_moves_none(kit, name):
+    layer = kit.build(name)
+    before = {key: p.detach().clone() for key, p in layer.named_parameters()}
+    y, _ = layer(kit.tokens(2, 13))
+    y.square().sum().backward()
+    for key, p in layer.named_parameters():
+        assert torch.equal(p, before[key]), f"{key} was moved"
+        assert p.grad is not None, f"{key} has no gradient"
+        # The query of nothing: there are no persistent tokens to learn.
+        assert p.grad.any() or not p.numel(), f"{key} has no gradient"
+
+
+def test_as_drawn_only_the_gates_of_hope_that_have_said_nothing_yet_have_none(kit):
+    layer = kit.make("Hope-mlp")
+    layer(kit.tokens(2, 13).float())[0].square().sum().backward()
+    without = {key for key, p in layer.named_parameters() if not p.grad.any()}
+    # Output weights of 0 are a fixed point of the memory's own learning, and hide its input weights.
+    assert without == {"rate.matrices.0", "keep.matrices.0"}
+
+
+WRITERS = {
+    "Titans": (
+        "gates.", "streams.maps.key", "streams.maps.value", "streams.convolutions.key", "streams.convolutions.value"
+    ),
+    "Hope": ("key.", "value.", "rate", "keep", "token_convolution"),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_gradients_stop_at_writes_if_asked(kit, kind):
+    layer = getattr(nn, kind)(kit.width, 2, stop_gradient_writes=True, **({"periods": ()} if kind == "Hope" else {}))
+    y, _ = layer(kit.tokens(2, 13).float())
+    y.square().sum().backward()
+    for key, p in layer.named_parameters():
+        assert (p.grad is None) == key.startswith(WRITERS[kind]), key
+
+
+def test_a_state_is_saved_selected_and_goes_on(kit, name, tmp_path):
+    layer = kit.build(name)
+    _, state = layer(kit.tokens(2, 6))
+    state.detach().save(tmp_path / "memory.safetensors")
+    again = LayerState.load(tmp_path / "memory.safetensors")
+    x = kit.tokens(2, 5, seed=3)
+    want, _ = layer(x, state)
+    assert torch.equal(layer(x, again)[0], want)
+    assert error(layer(x[1:], again.reorder([1, 0]).select([0]))[0], want[1:]) <= 1e-12
+    with pytest.raises(ValueError, match="cannot forget single tokens"):
+        state.crop(3)
+
+
+def test_half_precision_and_autocast_keep_the_memory_wide(kit, name):
+    layer, x = kit.build(name, torch.float32), kit.tokens(2, 7, dtype=torch.float32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        y, state = layer(x)
+    assert y.dtype == (x.dtype if layer.rule == "cms" else torch.bfloat16)  # a chain of residuals alone narrows nothing
+    z, after = layer.to(torch.bfloat16)(x.bfloat16())
+    assert z.dtype == torch.bfloat16
+    for leaf in (*pytree.tree_leaves(state), *pytree.tree_leaves(after)):
+        assert leaf.dtype in (torch.float32, torch.int64)
+        assert leaf.isfinite().all()
+    z.float().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters() if p.grad is not None)
+
+
+def test_values_by_the_meta_device_are_those_of_the_constructor(kit, name):
+    with torch.device("meta"):
+        layer = kit.make(name)
+    layer.to_empty(device="cpu")
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.fill_(torch.nan)
+    torch.manual_seed(3)
+    layer.reset_parameters()
+    want = kit.make(name)
+    torch.manual_seed(3)
+    want.reset_parameters()
+    for (key, p), q in zip(layer.named_parameters(), want.parameters(), strict=True):
+        assert torch.equal(p, q), key
+
+
+def test_half_of_what_was_written_is_left_after_a_thousand_tokens(kit):
+    x = torch.randn(1, 1000, 64, generator=torch.Generator().manual_seed(0))
+    kept = {
+        "Titans": (1 - nn.Titans(64).gates(x)["alpha"]).prod(1),
+        "TitansLinear": (1 - nn.TitansLinear(64).alpha(x).sigmoid()).prod(1),
+        "Hope": nn.Hope(64, 4).keep_bias().sigmoid() ** 1000,
+    }
+    for layer, left in kept.items():
+        assert left.min() >= 0.5, f"{layer} has kept {left.min():.3f}"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_pair_is_still_read_after_a_thousand_tokens_of_noise(depth):
+    generator = torch.Generator().manual_seed(0)
+    k, v = (torch.nn.functional.normalize(torch.randn(1, 1001, 1, 64, generator=generator), dim=-1) for _ in range(2))
+    rate = torch.full((1, 1001, 1), 0.01)
+    rate[:, 0] = 1
+    zeros = torch.zeros_like(rate)
+    widths = [(64, 64)] if depth == 1 else [(64, 256), (256, 64)]
+    weights = [torch.randn(1, *pair, generator=generator) / pair[0] ** 0.5 for pair in widths]
+    weights[-1] *= 0
+    q = k[:, :1].expand(-1, 1001, -1, -1)
+    o, _ = ops.titans(
+        q, k, v, theta=rate, eta=zeros, alpha=zeros, weights=tuple(weights), mini_batch=16, normalize_step=depth > 1
+    )
+    assert torch.cosine_similarity(o[0, -1, 0], v[0, 0, 0], dim=0) > 0.9
+
+
+def streams(length, width):
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(1, length, width, generator=generator)
+    drift = [noise[:, 0]]
+    for t in range(1, length):
+        drift.append(0.999 * drift[-1] + (1 - 0.999**2) ** 0.5 * noise[:, t])
+    return {
+        "noise": noise,
+        "one token": noise[:, :1].expand_as(noise),
+        "eight tokens": noise[:, :8].repeat(1, length // 8, 1),
+        "slow drift": torch.stack(drift, 1),
+    }
+
+
+def at_largest(layer):
+    """Push every rate and momentum to its end, and forget nothing."""
+    with torch.no_grad():
+        for key, p in layer.named_parameters():
+            if key in ("gates.theta.offset", "gates.eta.offset", "levels.rate.offset", "rate_bias.value",
+                       "keep_bias.value", "lr.offset"):  # fmt: skip
+                p.fill_(40.0)
+            elif key == "gates.alpha.offset":
+                p.fill_(-40.0)
+    return layer
+
+
+BOUNDED = {
+    "titans-1": lambda: nn.Titans(16, 2, depth=1),
+    "titans-2": lambda: nn.Titans(16, 2),
+    "titans-4": lambda: nn.Titans(16, 2, depth=4, mini_batch=16),
+    "hope-linear": lambda: nn.Hope(16, 2, periods=()),
+    "hope-mlp": lambda: nn.Hope(16, 2, memory="mlp", periods=()),
+    "cms": lambda: nn.CMS(16, (16, 64, 256)),
+}
+
+
+def stays_bounded(layer, length):
+    for kind, x in streams(length, layer.width).items():
+        with torch.no_grad():
+            y, state = layer(x)
+            _, first = layer(x[:, :1])
+        assert y.isfinite().all(), kind
+        for now, before in zip(pytree.tree_leaves(state.memory), pytree.tree_leaves(first.memory), strict=True):
+            if now.is_floating_point():
+                assert now.norm() <= 10 * (before.norm() + 1), f"{kind}: {before.norm():.2g} became {now.norm():.2g}"
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_no_memory_grows_on_a_repetitive_stream_at_the_largest_gates(name):
+    torch.manual_seed(0)
+    stays_bounded(at_largest(BOUNDED[name]()), 256)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("name", BOUNDED)
+def test_no_memory_grows_on_long_streams(name, largest):
+    torch.manual_seed(0)
+    stays_bounded(at_largest(BOUNDED[name]()) if largest else BOUNDED[name](), 4096)
+
+
+NEW = {
+    "momentum on a network": Recipe(Uniform(), MLP((6, 8, 6)), GradientStep(rate=0.1, momentum=0.5)),
+    "two implicit steps": Recipe(Window(2), LinearMap(), ImplicitStep(strength=None)),
+    "a window solved": Recipe(Window(4), LinearMap(), Exact(ridge=0.1)),
+}
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_recipe_is_a_layer(kit, name):
+    torch.manual_seed(0)
+    layer, x = nn.RecipeLayer(kit.width, NEW[name], 2, key_width=6).double(), kit.tokens(2, 7)
+    want, _ = layer(x)
+    state, parts = None, []
+    for piece in x.tensor_split((1, 5), 1):
+        y, state = layer(piece, state)
+        parts.append(y)
+    assert error(torch.cat(parts, 1), want) <= 1e-10
+    want.square().sum().backward()
+    for key, p in layer.named_parameters():
+        assert p.grad is not None and p.grad.any(), key
+    y, _ = layer(torch.cat((x[:1], x[1:]), 1), cu_seqlens=torch.tensor([0, 7, 14]))
+    assert error(y.view_as(want), want) <= 1e-10
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Titans", "Hope"])
+def test_a_stream_of_a_hundred_thousand_tokens_stays_exact_in_constant_memory(kind):
+    torch.manual_seed(0)
+    layer = getattr(nn, kind)(16, 2, **({"periods": ()} if kind == "Hope" else {}))
+    wide = getattr(nn, kind)(16, 2, **({"periods": ()} if kind == "Hope" else {})).double()
+    wide.load_state_dict(layer.state_dict())
+    generator, state, truth, sizes, worst = torch.Generator().manual_seed(1), None, None, set(), 0.0
+    for _ in range(100):
+        x = torch.randn(1, 1000, 16, generator=generator)
+        y, state = layer(x, state)
+        z, truth = wide(x.double(), truth)
+        sizes.add(state.nbytes)
+        worst = max(worst, error(y, z))
+    assert state.position.tolist() == [100_000]
+    assert len(sizes) == 1
+    assert worst <= 1e-3
