@@ -86,7 +86,7 @@ def check_positive(name: str, value: object) -> None:
     """Raise unless ``value`` is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number; got {type(value).__name__}")
-    if not 0 < value < math.inf:
+    if not 0 < float(value) < math.inf:
         raise ValueError(f"{name} must be finite and above 0; got {value}")
 
 
@@ -250,7 +250,9 @@ def apart(parts: Any, taken: set[int]) -> Any:  # ruff: ignore[any-type] - any s
     """Copy what is an input, stands there twice or shares memory between rows, so that a state is the caller's own."""
     if not isinstance(parts, Tensor):
         return tuple(apart(x, taken) for x in parts)
-    if id(parts) in taken or parts._is_view() or not parts.is_contiguous():
+    # A compiler cannot be asked what is a view, and hands out no memory twice.
+    view = not torch.compiler.is_compiling() and parts._is_view()
+    if id(parts) in taken or view or not parts.is_contiguous():
         return parts.clone(memory_format=torch.contiguous_format)
     taken.add(id(parts))
     return parts

@@ -112,7 +112,8 @@ class Hope(Layer):
         if self.stop_gradient_writes:
             token, biases = token.detach(), tuple(x.detach() for x in biases)
             writers = tuple(tuple(w.detach() for w in memory) for memory in writers)
-        weights = ops.HopeWeights(*writers, self.memory(), *biases)
+        (key, value, rate, keep), (rate_bias, keep_bias) = writers, biases
+        weights = ops.HopeWeights(key, value, rate, keep, self.memory(), rate_bias, keep_bias)
         o = turn.learn(
             ops.hope, token, q, weights=weights, rate_max=self.rate_max, read=self.read, mini_batch=self.mini_batch,
             normalize_step=self.normalize_step, normalize_v=self.normalize_v,

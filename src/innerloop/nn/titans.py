@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -157,8 +157,8 @@ class Titans(Layer):
         )  # fmt: skip
 
     def written(
-        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         """Return what the memory is given: at unit length, and as data if no gradient goes through writes."""
         q, k = unit(q), unit(k)
         v = unit(v) if self.normalize_v else v
