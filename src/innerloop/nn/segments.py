@@ -64,7 +64,8 @@ class SegmentMemory(nn.Module):
         learner = _Segments(self, layer)
         wide = [token.to(dtype) for token in tokens]
         with full_precision(x):
-            o, (first, weights, momentum, held) = run_sequence(learner, wide, [0.0] * 4, started.parts, started, turn.sequences.bounds)
+            o, parts = run_sequence(learner, wide, [0.0] * 4, started.parts, started, turn.sequences.bounds)
+        first, weights, momentum, held = parts
         turn.memory = TitansState(first, weights, momentum, turn.position + turn.sequences.lengths(x))
         turn.windows["segment"] = held.transpose(1, 2).flatten(-2)
         return o.to(x.dtype)
