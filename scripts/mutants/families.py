@@ -17,6 +17,7 @@ from scripts.mutants.chosen import (
     ridge,
     rules,
     states,
+    training,
 )
 
 FAMILIES = {
@@ -36,5 +37,6 @@ FAMILIES = {
     "files": files.MUTANTS,
     "layers": layers.MUTANTS,
     "language_model": language_model.MUTANTS,
+    "training": training.MUTANTS,
 }
 """The faults of each."""
