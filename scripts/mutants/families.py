@@ -18,6 +18,7 @@ from scripts.mutants.chosen import (
     ridge,
     rules,
     states,
+    training,
 )
 
 FAMILIES = {
@@ -38,5 +39,6 @@ FAMILIES = {
     "layers": layers.MUTANTS,
     "native": native.MUTANTS,
     "language_model": language_model.MUTANTS,
+    "training": training.MUTANTS,
 }
 """The faults of each."""

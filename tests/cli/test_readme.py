@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 def test_the_code_runs():
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)

@@ -62,7 +62,9 @@ def killed(folder, patch):
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-@pytest.mark.parametrize("moment", PATCHES)
+@pytest.mark.parametrize(
+    "moment", [pytest.param(x, marks=() if x == "before the rename" else pytest.mark.slow) for x in PATCHES]
+)
 def test_a_run_killed_at_a_bad_moment_ends_as_one_that_never_was(moment, kit, folder, whole):
     killed(folder, PATCHES[moment])
     assert Run.open(folder).step == LEFT.get(moment, 5)

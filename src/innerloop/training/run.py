@@ -23,7 +23,6 @@ from innerloop.data import (
 )
 from innerloop.training.checkpoint import TOKENIZER, newest
 from innerloop.training.log import check_board
-from innerloop.training.options import TrainingOptions
 from innerloop.training.plan import Plan
 from innerloop.training.session import Session, Watch
 
@@ -75,7 +74,7 @@ class Run:
                 partial / _TOKENS, plan.place, tokenizer, column=plan.column, validation=plan.validation,
                 hold_out=plan.hold_out, progress=progress,
             )  # fmt: skip
-            _check_enough(tokens, plan.options)
+            _check_enough(tokens, plan)
             tokenizer.save(partial / TOKENIZER)
             facts = {"format": _FORMAT, "version": VERSION, "tokens": fingerprint(tokenizer), "plan": plan.to_dict()}
             (partial / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
@@ -166,10 +165,14 @@ def _learned(plan: Plan) -> Tokenizer:
     return tokenizer
 
 
-def _check_enough(tokens: Tokens, options: TrainingOptions) -> None:
+def _check_enough(tokens: Tokens, plan: Plan) -> None:
+    options = plan.options
     if tokens.training_windows(options.length, options.window_stride) < 1:
         raise ValueError(f"data must have at least length + 1 = {options.length + 1} tokens to train on; "
                          f"got {tokens.split}. Give a longer text or a smaller length")  # fmt: skip
+    if plan.purpose == "comparison" and not len(tokens.validation(options.length, 1)):
+        raise ValueError(f"data must hold out a window of {options.length} tokens; got {tokens.count - tokens.split}. "
+                         "Hold out more or take a smaller length")  # fmt: skip
 
 
 def _read_plan(path: Path) -> Plan:

@@ -162,10 +162,6 @@ class Comparison:
             if odd:
                 raise ValueError(f"{folder} must hold a comparison like this one; it differs in {', '.join(odd)}. "
                                  "Name another folder")  # fmt: skip
-        options = plan.options
-        if not len(run.tokens.validation(options.length, 1)):
-            raise ValueError(f"data must hold out a window of {options.length} tokens; "
-                             f"got {run.tokens.count - run.tokens.split} tokens")  # fmt: skip
         return cls(run)
 
     def config(self, pattern: str) -> Config:
