@@ -140,7 +140,7 @@ class Turn:
     def learn(self, function: Callable[..., Any], *tokens: Tensor, part: str = "", **options: Any) -> Tensor:
         """Run an op whose memory is a network; a layer's second memory is kept under the name of its ``part``."""
         before = None if self.past is None else self.past.memory
-        rule = find(function.__name__)
+        rule = find(getattr(function, "__name__", ""))
         assert rule is not None
         if part and self.past is not None:
             own = {name: x for name, x in self.past.windows.items() if name.startswith(f"{part}.")}
