@@ -40,18 +40,26 @@ def test_it_says_what_is_there(capsys):
     assert all(rule in text for rule in kernels["rules"])
 
 
-@pytest.mark.parametrize("words", [["doctor"], ["doctor", "--json"]])
-def test_without_kernels_it_says_why_and_all_is_well(words):
+@pytest.mark.parametrize(
+    ("words", "variable", "value", "why"),
+    [
+        (["doctor"], "INNERLOOP_BACKEND", "torch", "INNERLOOP_BACKEND=torch turns the native kernels off"),
+        (["doctor", "--json"], "INNERLOOP_LIBRARY", "/no/such.so", "INNERLOOP_LIBRARY names no file: /no/such.so"),
+    ],
+)
+def test_without_kernels_it_says_why_and_all_is_well(words, variable, value, why):
     done = subprocess.run(
-        [sys.executable, "-m", "innerloop", *words], env={**os.environ, "INNERLOOP_BACKEND": "torch"},
+        [sys.executable, "-m", "innerloop", *words], env={**os.environ, variable: value},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert "INNERLOOP_BACKEND=torch turns the native kernels off" in done.stdout
+    assert why in done.stdout
     if words == ["doctor"]:
-        assert re.search(r"^INNERLOOP_BACKEND +torch$", done.stdout, re.MULTILINE)
+        assert re.search(rf"^{variable} +{value}$", done.stdout, re.MULTILINE)
     else:
-        assert json.loads(done.stdout)["environment"]["INNERLOOP_BACKEND"] == "torch"
+        found = json.loads(done.stdout)
+        assert found["environment"][variable] == value
+        assert not found["kernels"]["present"] and not found["kernels"]["rules"]
 
 
 def test_one_openmp_runtime_is_shared_and_two_are_not(tmp_path, monkeypatch, capsys):
