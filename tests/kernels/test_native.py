@@ -25,9 +25,10 @@ def run_in_new_process(code, **environment):
     return found.stdout.strip()
 
 
-def test_every_rule_of_the_two_families_is_served():
+def test_every_rule_of_the_families_is_served():
     assert set(SERVED) == {
-        "linear_attention", "retention", "mamba2", "delta_rule", "gated_delta_rule", "longhorn", "delta_product"
+        "linear_attention", "retention", "mamba2", "delta_rule", "gated_delta_rule", "longhorn", "delta_product",
+        "momentum_delta_rule",
     }  # fmt: skip
 
 

@@ -52,6 +52,7 @@ struct MomentumCall {
   double scale;
   Strided q, k, v, theta, eta, alpha;
   const void *state, *momentum;  // [N, G, K, V], each absent for zeros
+  void* trail;                   // as that of ScalarCall
   void* out;                     // [B, T, G, V] in v's element
   void *final, *final_momentum;
   Strided grad_out;

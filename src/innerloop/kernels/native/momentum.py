@@ -28,29 +28,33 @@ CHUNK = 32
 """Tokens a chunk, unless fewer were asked for."""
 _NO_GRADIENTS = (*ABSENT, *(0,) * 11)
 # Where addresses stand in a call, counted in fields: q, k, v and three gates (six fields each), then state, momentum,
-# out and what both states become.
+# trail, out and what both states become.
 _TOKENS, _STATE = 13, 49
-_TOKEN = (*range(_TOKENS, _STATE, 6), *range(_STATE, _STATE + 5))
+_TOKEN = (*range(_TOKENS, _STATE, 6), _STATE, _STATE + 1, *range(_STATE + 3, _STATE + 6))
 
 
 class Momentum(Native):
     """The memory ``S`` and its momentum ``U``, through the library; the gates are theta, eta and alpha."""
 
-    core = Core(2, f"7q d {6 * TENSOR} 5q {TENSOR} 11q")
+    core = Core(2, f"7q d {6 * TENSOR} 6q {TENSOR} 11q")
 
     def forward(
         self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
-    ) -> tuple[tuple[Tensor, ...], None]:
-        """Return ``o`` and both matrices after the last token; the gradients compute all of it again."""
+    ) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return ``o``, both matrices after the last token, and the trail of both and of the writes if it is wanted."""
         q, _, v = inputs[:3]
         # Nobody writes what lies outside of packed sequences.
         out = empty(v) if options[0] is None else empty(v).zero_()
         like = outline((_rows(v, options), v.shape[2], q.shape[3], v.shape[3]), compute_dtype(v.dtype))
         final, momentum = empty(like), empty(like)
         fields, keep = self._fields(inputs, options)
-        self.core.run(0, *fields, *addresses((out, final, momentum)), *_NO_GRADIENTS)
+        trail = None
+        if leave and v.shape[1] > min(options[3], CHUNK):  # of one chunk there is nothing that would not be had as soon
+            size = self.core.trail_size(*fields, *(0,) * 4, *_NO_GRADIENTS)
+            trail = empty(outline((size,), torch.uint8))
+        self.core.run(0, *fields, *addresses((trail, out, final, momentum)), *_NO_GRADIENTS)
         del keep
-        return (out, final, momentum), None
+        return (out, final, momentum), trail
 
     def backward(
         self,
@@ -60,7 +64,7 @@ class Momentum(Native):
         needs: Sequence[bool],
         left: Tensor | None = None,
     ) -> list[Tensor]:
-        """Return the gradients of those inputs that need one."""
+        """Return the gradients of those inputs that need one; without a trail both matrices are computed again."""
         q, k, v = inputs[:3]
         dtype, shared = compute_dtype(v.dtype), v.shape[2] // k.shape[2]
         wide = dtype if shared > 1 else v.dtype
@@ -73,7 +77,8 @@ class Momentum(Native):
         slope = v.new_zeros(()).expand(v.shape) if grads[0] is None else grads[0].resolve_neg()
         ends = [x if x is None else contiguous(x, dtype) for x in grads[1:]]
         fields, keep = self._fields(inputs, options)
-        self.core.run(1, *fields, 0, 0, 0, *strided(slope), *addresses((*ends, *found)), ELEMENTS[wide])
+        places = addresses((left, None, None, None))
+        self.core.run(1, *fields, *places, *strided(slope), *addresses((*ends, *found)), ELEMENTS[wide])
         del keep
         if shared > 1:
             found[:2] = [None if x is None else x.unflatten(2, (-1, shared)).sum(3) for x in found[:2]]
@@ -90,7 +95,7 @@ class Momentum(Native):
             0, _TOKEN, rows * heads, threads, rows, 1, 0, key_heads, heads, key_width, width, 1, unit,
             v.dtype is torch.float64, scale,
             *(field for x in (q, k, v, *gates.values()) for field in strided(x.unsqueeze(1))),
-            *(0,) * 5, *_NO_GRADIENTS,
+            *(0,) * 6, *_NO_GRADIENTS,
         )  # fmt: skip
         final = outline((rows, heads, key_width, width), compute_dtype(v.dtype))
         return Values(run, outline(v.shape, v.dtype), (final, final))
