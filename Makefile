@@ -45,8 +45,9 @@ check: $(SETUP)  ## style, types, layers and the examples in the documentation
 docs: $(SETUP)  ## write docs/rules.md from the list of rules
 	$(BIN)/innerloop rules --markdown > docs/rules.md
 
-bench: $(SETUP)  ## every rule's time on this machine
-	$(BIN)/python scripts/bench.py
+bench: $(SETUP)  ## the kernels against the alternatives (ten minutes), as docs/benchmarks.md and benchmarks/results
+	$(BIN)/python -m pip install --quiet -c constraints.txt 'transformers>=5.2'
+	$(BIN)/innerloop bench --json benchmarks/results --page docs/benchmarks.md
 
 fuzz: $(SETUP)  ## COUNT random calls (20,000: minutes) against the token loop
 	$(FUZZ)

@@ -107,14 +107,14 @@ def _check_number(name: str, value: float, above: float) -> None:
         raise ValueError(f"{name} must be {wanted}; got {value}")
 
 
-_Look = tuple[Gate, float, float, int]
+Look = tuple[Gate, float, float, int]
 """A gate whose values are worth a look, what they must lie between, and its number of axes if it holds so few numbers
 that one by one is quicker than a reduction, else 0."""
 
-_SEEN: dict[tuple[Any, ...], list[_Look]] = {}
+_SEEN: dict[tuple[Any, ...], list[Look]] = {}
 """Structures of calls that passed, and what is to be looked at: a loop asks the same at every token."""
 
-_LAST: dict[Rule, tuple[tuple[Any, ...], list[_Look]]] = {}
+_LAST: dict[Rule, tuple[tuple[Any, ...], list[Look]]] = {}
 """The newest of them, found without a hash."""
 
 _REAL = frozenset((Tensor, torch.nn.Parameter))
@@ -144,14 +144,24 @@ def check_inputs(
         inside = None
         if cu_seqlens is not None and _readable(cu_seqlens):
             inside = check_bounds(cu_seqlens, q.shape[1])
-        for gate, low, high, few in looks:
-            value = gates[gate.name]
-            if inside is not None and "T" in gate.axes:
-                value = value[:, inside]  # what lies outside of all sequences may be anything
-            if type(value) in _REAL and not (few and _all_between(low, high, value, few)):
-                _check_values(gate, low, high, value)
+        check_values(looks, gates, inside)
         if rule.grows and state is not None:
             _check_lengths(rule, state)
+
+
+def check_values(looks: Sequence[Look], gates: Gates, inside: slice | None = None) -> None:
+    """Check the numbers in gates, those of tokens that lie inside of all packed sequences."""
+    for gate, low, high, few in looks:
+        value = gates[gate.name]
+        if inside is not None and "T" in gate.axes:
+            value = value[:, inside]  # what lies outside may be anything
+        if type(value) in _REAL and not (few and _all_between(low, high, value, few)):
+            _check_values(gate, low, high, value)
+
+
+def looks_of(rule: Rule) -> list[Look]:
+    """Return what the newest call of the rule was looked at for."""
+    return _LAST[rule][1]
 
 
 def check_token(rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State) -> None:
@@ -182,7 +192,7 @@ def check_overwrite(rule: Rule, inputs: Sequence[Tensor | None], state: State, o
 
 def _structure(
     rule: Rule, tensors: tuple[Any, ...], state: State, more: object
-) -> tuple[tuple[Any, ...] | None, list[_Look] | None]:
+) -> tuple[tuple[Any, ...] | None, list[Look] | None]:
     """Return what the checks look at (None while tracing, or if it has no hash), and what was found if it passed."""
     if torch.compiler.is_compiling():
         return None, None
@@ -205,7 +215,7 @@ def _structure(
         return None, None
 
 
-def _remember(rule: Rule, key: tuple[Any, ...] | None, looks: list[_Look]) -> None:
+def _remember(rule: Rule, key: tuple[Any, ...] | None, looks: list[Look]) -> None:
     if key is not None:
         if len(_SEEN) > 4096:
             _SEEN.clear()
@@ -305,7 +315,7 @@ def check_bounds(cu_seqlens: Tensor, length: int) -> slice:
     return slice(bounds[0], bounds[-1])
 
 
-def _look(gate: Gate, value: Tensor) -> _Look:
+def _look(gate: Gate, value: Tensor) -> Look:
     low, high = (gate.low, gate.high) if gate.enforced else (-math.inf, math.inf)
     return gate, low, high, value.ndim if value.numel() <= 64 else 0
 

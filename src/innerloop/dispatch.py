@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,16 +11,18 @@ from torch import _C, Tensor
 from innerloop.checks import (
     Backend,
     Form,
+    Look,
     check_inputs,
     check_options,
     check_overwrite,
     check_token,
+    check_values,
     choose_form,
+    looks_of,
     refusal,
     serves,
 )
-from innerloop.kernels.native import Values
-from innerloop.kernels.native.scalar import CHUNK
+from innerloop.kernels.native import CHUNK, Native, Values
 from innerloop.kernels.operator import Options, is_plain
 from innerloop.kernels.portable import full_precision
 from innerloop.rule import Gates, Rule, State
@@ -61,32 +64,99 @@ def call(
     backend: Backend | None,
 ) -> tuple[Tensor, State]:
     """Check a call, run it, and return ``(o, state)``; ``state`` is None unless asked for."""
+    key, records = None, False
+    native = _direct(rule)
+    if native is not None and cu_seqlens is None and backend != "torch" and form != "recurrent":
+        args = (q, k, v, *gates.values(), *rule.state_tensors(initial_state))
+        if is_plain(args):
+            records = torch.is_grad_enabled() and _C._any_requires_grad(*args)
+            key = _key(args, records, scale, output_final_state, use_qk_l2norm_in_kernel, chunk_size, form, backend)
+            ready = _READY.get(rule)
+            if ready is not None and ready.key == key:
+                check_values(ready.looks, gates)
+                return _again(rule, ready, q, k, v, gates, initial_state, output_final_state)
     check_inputs(rule, q, k, v, gates, initial_state, cu_seqlens)
     if output_final_state is not False and output_final_state is not True:
         raise TypeError(f"output_final_state must be True or False; got {output_final_state!r:.40}")
     chosen = choose_form(rule, q.shape[1], form)
     size = check_options(rule, constants, scale, chunk_size, backend, use_qk_l2norm_in_kernel)
-    native = serves(rule, q, form, backend)
+    served = serves(rule, q, form, backend)
     gates = rule.complete(gates, v)
     if scale is None:
         scale = rule.default_scale(q.shape[-1])
-    options = Options(cu_seqlens, float(scale), use_qk_l2norm_in_kernel, size, constants, native)
-    run = rule.recurrent if chosen == "recurrent" and not native else rule.chunk
+    options = Options(cu_seqlens, float(scale), use_qk_l2norm_in_kernel, size, constants, served)
+    if key is not None and served and native is not None:
+        inputs = _inputs(rule, native, q, k, v, gates, initial_state)
+        values = native.prepare(native.as_read(inputs, None), options, records)
+        ready = _READY[rule] = _Ready(key, looks_of(rule), options, values)
+        return _again(rule, ready, q, k, v, gates, initial_state, output_final_state)
+    run = rule.recurrent if chosen == "recurrent" and not served else rule.chunk
     out, state = run(q, k, v, state=initial_state, options=options, **gates)
     return out, state if output_final_state else None
 
 
-_READY: dict[Rule, tuple[list[Any], Values]] = {}
-"""The newest step of each rule that passed the checks, ready for tensors of the same structure."""
+class _Ready(NamedTuple):
+    """A call that passed the checks, ready for tensors of the same structure."""
+
+    key: list[Any]
+    looks: Sequence[Look]
+    options: Options
+    values: Values
 
 
-def _step_key(args: tuple[Any, ...], *options: object) -> list[Any] | None:
+_READY: dict[Rule, _Ready] = {}
+"""The newest native call of each rule."""
+
+
+def _direct(rule: Rule) -> Native | None:
+    """Return the native kernel that takes the rule's own inputs."""
+    if rule.family is None or rule.axes is not Rule.axes:
+        return None
+    native = rule.family.native
+    return native if native is not None and native.present else None
+
+
+def _inputs(
+    rule: Rule, native: Native, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State
+) -> tuple[Tensor | None, ...]:
+    return (q, k, v, *[gates.get(name) for name in native.gates], *rule.state_tensors(state))
+
+
+def _again(
+    rule: Rule, ready: _Ready, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State, output_final_state: bool
+) -> tuple[Tensor, State]:
+    family = rule.family
+    inputs = _inputs(rule, family.native, q, k, v, rule.complete(gates, v), state)  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
+    out, *states = family.again(ready.values, inputs, ready.options)  # pyright: ignore[reportOptionalMemberAccess]
+    return out, rule.packed_state(states) if output_final_state else None
+
+
+_READY_STEPS: dict[Rule, tuple[list[Any], Values]] = {}
+"""The newest native step of each rule that passed the checks, ready for tensors of the same structure."""
+
+
+def _key(args: tuple[Any, ...], *options: object) -> list[Any] | None:
     try:
         return [*options, *map(type, options), torch.get_num_threads(), *[
             x if x is None else (x.shape, x.stride(), x.dtype, x.is_cpu) for x in args
         ]]  # fmt: skip
     except (AttributeError, TypeError, RuntimeError):  # not a tensor, or one without strides
         return None
+
+
+def _token(
+    rule: Rule,
+    native: Native,
+    call: Values,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    state: State,
+    overwrite: bool,
+) -> tuple[Tensor, State]:
+    out, states = native.token(call, q, k, v, gates, rule.state_tensors(state), overwrite)
+    return out, state if overwrite and state is not None else rule.packed_state(states)
 
 
 def step(
@@ -104,16 +174,14 @@ def step(
 ) -> tuple[Tensor, State]:
     """Check one token, write and read it; values are not looked at."""
     key = None
-    native = None if rule.family is None or rule.axes is not Rule.axes else rule.family.native
-    if native is not None and native.present:
-        args = (q, k, v, *gates.values(), *(state if type(state) is rule.state_type else (state,)))
-        key = _step_key(args, scale, use_qk_l2norm_in_kernel, overwrite_state)
+    native = _direct(rule)
+    if native is not None:
+        args = (q, k, v, *gates.values(), *rule.state_tensors(state))
         if is_plain(args) and not (torch.is_grad_enabled() and _C._any_requires_grad(*args)):
-            ready = _READY.get(rule)
+            key = _key(args, scale, use_qk_l2norm_in_kernel, overwrite_state)
+            ready = _READY_STEPS.get(rule)
             if ready is not None and ready[0] == key:
-                return _token(rule, ready[1], q, k, v, rule.complete(gates, v), state, overwrite_state)
-        else:
-            key = None
+                return _token(rule, native, ready[1], q, k, v, rule.complete(gates, v), state, overwrite_state)
     check_token(rule, q, k, v, gates, state)
     if overwrite_state is not False and (overwrite_state is not True or state is not None):
         check_overwrite(rule, (q, k, v, *gates.values()), state, overwrite_state)
@@ -123,9 +191,10 @@ def step(
     gates = rule.complete(gates, v)
     if serves(rule, q, "auto", None):
         if key is not None and native is not None:
-            call = native.prepare_token(q, k, v, gates, state, float(scale), use_qk_l2norm_in_kernel)
-            _READY[rule] = key, call
-            return _token(rule, call, q, k, v, gates, state, overwrite_state)
+            states = rule.state_tensors(state)
+            call = native.prepare_token(q, k, v, gates, states, float(scale), use_qk_l2norm_in_kernel)
+            _READY_STEPS[rule] = key, call
+            return _token(rule, native, call, q, k, v, gates, state, overwrite_state)
         out, after = _long_step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
     elif _C._is_any_autocast_enabled():
         with full_precision(q):
@@ -137,14 +206,6 @@ def step(
     for old, new in zip(rule.state_tensors(state), rule.state_tensors(after), strict=True):
         old.copy_(new)  # pyright: ignore[reportOptionalMemberAccess]
     return out, state
-
-
-def _token(
-    rule: Rule, call: Values, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State, overwrite: bool
-) -> tuple[Tensor, State]:
-    native = rule.family.native  # pyright: ignore[reportOptionalMemberAccess]
-    out, after = native.token(call, q, k, v, gates, state, overwrite)  # pyright: ignore[reportOptionalMemberAccess]
-    return out, after if rule.state_type is None else rule.state_type(*after)
 
 
 def _step(

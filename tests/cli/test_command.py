@@ -23,7 +23,8 @@ def run_python(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["--version"], ["reproduce", "--help"], ["reproduce", "Z9"], ["explain", "--help"], ["rules", "-h"]],
+    [["--help"], ["--version"], ["reproduce", "--help"], ["reproduce", "Z9"], ["explain", "--help"], ["rules", "-h"],
+     ["bench", "--help"], ["bench", "--seconds", "0"], ["doctor", "-h"]],
 )
 def test_answers_that_need_no_torch_do_not_import_it(words):
     program = (

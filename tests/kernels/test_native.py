@@ -25,10 +25,10 @@ def run_in_new_process(code, **environment):
     return found.stdout.strip()
 
 
-def test_every_rule_of_the_families_is_served():
+def test_every_rule_of_the_native_families_is_served():
     assert set(SERVED) == {
         "linear_attention", "retention", "mamba2", "delta_rule", "gated_delta_rule", "longhorn", "delta_product",
-        "momentum_delta_rule",
+        "gla", "kda", "gdn2", "rwkv7", "momentum_delta_rule",
     }  # fmt: skip
 
 
@@ -136,8 +136,8 @@ def test_asking_for_what_cannot_serve_says_why():
     far = call.map(lambda _, x: x.to("meta"))
     with pytest.raises(RuntimeError, match="q is on meta"):
         far.run(backend="cpu")
-    with pytest.raises(RuntimeError, match="gla has no native kernel"):
-        draw_call("gla", T=5).run(backend="cpu")
+    with pytest.raises(RuntimeError, match="mesa has no native kernel"):
+        draw_call("mesa", T=5).run(backend="cpu")
 
 
 def test_a_plan_names_the_kernel():

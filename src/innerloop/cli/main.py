@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from innerloop._version import __version__
-from innerloop.cli import explain, reproduce, rules
+from innerloop.cli import bench, doctor, explain, reproduce, rules
 from innerloop.cli.errors import InputError, Parser
 
-COMMANDS = (reproduce, rules, explain)
+COMMANDS = (reproduce, rules, explain, bench, doctor)
 """Modules with a ``NAME``, an ``add(parser)`` for its arguments and a ``run(arguments)`` that returns the exit code."""
 
 

@@ -25,7 +25,7 @@ from innerloop.report.record import Record, Verdict
 PACKAGE = Path(innerloop.__file__).parent
 SHORT = "short"
 """Key under which a result may say, in a sentence, why its band could not be checked in full."""
-_NO_INFLUENCE = ("cli/", "report/", "experiments/runner.py", "experiments/catalogue.py")
+_NO_INFLUENCE = ("cli/", "bench/", "report/", "experiments/runner.py", "experiments/catalogue.py")
 _QUICK = "The quick run: shorter than the setting stated, and held to what it can show."
 
 
@@ -187,7 +187,7 @@ def _run(experiment: Experiment, settings: Settings, key: str) -> Record:
         command=f"innerloop reproduce {experiment.name}{' --quick' if settings.quick else ''}",
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         torch=importlib.metadata.version("torch"),
-        commit=_commit(PACKAGE),
+        commit=commit_of(PACKAGE),
         machine=_machine(),
     )
 
@@ -225,7 +225,7 @@ def _cpu() -> str:
 
 
 @functools.cache
-def _commit(package: Path) -> str | None:
+def commit_of(package: Path) -> str | None:
     """The commit of the sources, with a plus sign if they have changed since; None outside a checkout."""
 
     def git(*words: str) -> str:

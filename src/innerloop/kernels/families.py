@@ -21,7 +21,7 @@ from innerloop.algebra.diagonal import diagonal_chunks
 from innerloop.algebra.mesa import mesa_chunks
 from innerloop.algebra.momentum import momentum_chunks
 from innerloop.algebra.ridge import ridge_chunks
-from innerloop.kernels.native import Momentum, Scalar
+from innerloop.kernels.native import Channel, Momentum, Scalar
 from innerloop.kernels.operator import Operator
 from innerloop.kernels.portable import Dense
 
@@ -50,15 +50,26 @@ DELTA = Operator("delta", _chunked(delta_chunks), gates=("g", "beta"), states=MA
 PROXIMAL_DELTA = Operator(
     "proximal_delta", _chunked(proximal_delta_chunks), gates=("beta",), states=MATRIX, native=Scalar(2, ("beta",))
 )
-CHANNEL_ADDITIVE = Operator("channel_additive", _chunked(channel_additive_chunks), gates=("g",), states=MATRIX)
-CHANNEL_DELTA = Operator("channel_delta", _chunked(channel_delta_chunks), gates=("g", "beta"), states=MATRIX)
-DECOUPLED_DELTA = Operator("decoupled_delta", _chunked(decoupled_delta_chunks), gates=("g", "b", "w"), states=MATRIX)
+CHANNEL_ADDITIVE = Operator(
+    "channel_additive", _chunked(channel_additive_chunks), gates=("g",), states=MATRIX, native=Channel(("g",))
+)
+CHANNEL_DELTA = Operator(
+    "channel_delta", _chunked(channel_delta_chunks), gates=("g", "beta"), states=MATRIX, native=Channel(("g", "beta"))
+)
+DECOUPLED_DELTA = Operator(
+    "decoupled_delta",
+    _chunked(decoupled_delta_chunks),
+    gates=("g", "b", "w"),
+    states=MATRIX,
+    native=Channel(("g", "b", "w")),
+)
 GENERALIZED_DELTA = Operator(
     "generalized_delta",
     _chunked(generalized_delta_chunks),
     gates=("g", "a", "kappa"),
     states=MATRIX,
     keyed={"kappa": -2},
+    native=Channel(("g", "a", "kappa")),
 )
 DIAGONAL = Operator("diagonal", _chunked(diagonal_chunks), gates=("beta",), states=MATRIX)
 MOMENTUM = Operator(
@@ -66,7 +77,7 @@ MOMENTUM = Operator(
     _chunked(momentum_chunks),
     gates=("theta", "eta", "alpha"),
     states={**MATRIX, "U": ("G", "K", "V")},
-    native=Momentum(("theta", "eta", "alpha")),
+    native=Momentum(),
 )
 MESA = Operator(
     "mesa",

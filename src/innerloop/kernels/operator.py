@@ -18,7 +18,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from innerloop.kernels.native import Kernel, Native
+from innerloop.kernels.native import Native, Values
 from innerloop.kernels.portable import Dense, Portable, full_precision
 from innerloop.shapes import compute_dtype
 
@@ -125,6 +125,13 @@ class Operator:
             return self._apply(None, *args)
         return self._forward(*args)
 
+    def again(self, call: Values, inputs: Sequence[Tensor | None], options: Options) -> tuple[Any, ...]:
+        """Return the same from a native call prepared for such inputs, which nothing but autograd watches."""
+        if call.records:
+            return self._apply(call, *inputs, *options)
+        native = self.native
+        return native.run(call, native.as_read(inputs, None))[0]  # pyright: ignore[reportOptionalMemberAccess]
+
     def _register(self) -> None:
         op, backward = self.name, f"{self.name}_backward"
         _LIBRARY.impl(op, self._forward, "CompositeExplicitAutograd")
@@ -144,7 +151,7 @@ class Operator:
                 return self._outputs(args)
         return self._outputs(args)
 
-    def _serving(self, args: Sequence[Any]) -> Kernel | None:
+    def _serving(self, args: Sequence[Any]) -> Any:  # ruff: ignore[any-type] - a Native where a call for one is at hand
         """Return the native kernel if it takes a call: inputs, then options, of which the last says whether it may."""
         native = self.native
         return native if native is not None and native.present and args[self._end - 1] and args[0].is_cpu else None
@@ -187,19 +194,21 @@ class Operator:
         class Call(_SingleLevelFunction):
             # One level: functorch has already peeled its own when the Autograd key is reached.
             @staticmethod
-            def forward(ctx: Any, keyset: _C.DispatchKeySet | None, *args: Any) -> tuple[Tensor, ...]:  # ruff: ignore[any-type] - the framework's own
+            def forward(ctx: Any, how: _C.DispatchKeySet | Values | None, *args: Any) -> tuple[Tensor, ...]:  # ruff: ignore[any-type] - the framework's own
                 ctx.rest = args[saved:]
                 ctx.set_materialize_grads(False)
                 left = None
-                ctx.native = native = operator._serving(args) if keyset is None else None
-                if native is not None:
-                    outputs, left = native.forward(args[:inputs], args[inputs:], leave=True)
-                elif keyset is None:
-                    outputs = operator._outputs(args)
-                else:
+                ctx.native = native = None if isinstance(how, _C.DispatchKeySet) else operator._serving(args)
+                if isinstance(how, _C.DispatchKeySet):
                     # On: under torch.func the next level's derivative is recorded below this one.
                     with torch.enable_grad():
-                        outputs = tuple(operator._op.redispatch(keyset & _BELOW_AUTOGRAD, *args))
+                        outputs = tuple(operator._op.redispatch(how & _BELOW_AUTOGRAD, *args))
+                elif native is None:
+                    outputs = operator._outputs(args)
+                elif how is None:
+                    outputs, left = native.forward(args[:inputs], args[inputs:], leave=True)
+                else:
+                    outputs, left = native.run(how, native.as_read(args[:inputs], args[inputs]))
                 ctx.save_for_backward(*args[:saved], *(() if left is None else (left,)))
                 if operator._counts:
                     ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
@@ -208,11 +217,11 @@ class Operator:
             @staticmethod
             def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # ruff: ignore[any-type] - the framework's own
                 needs = ctx.needs_input_grad[1 : inputs + 1]
-                given, left = (*ctx.saved_tensors[:saved], *ctx.rest), ctx.saved_tensors[saved:]
+                args, left = (*ctx.saved_tensors[:saved], *ctx.rest), ctx.saved_tensors[saved:]
                 if ctx.native is not None and not torch.is_grad_enabled():
-                    found = iter(ctx.native.backward(given[:inputs], given[inputs:], grads, needs, *left))
+                    found = iter(ctx.native.backward(args[:inputs], args[inputs:], grads, needs, *left))
                 else:
-                    found = iter(operator._backward(*given, *grads, needs))
+                    found = iter(operator._backward(*args, *grads, needs))
                 return (
                     None,
                     *(next(found) if need else None for need in needs),
@@ -222,11 +231,10 @@ class Operator:
         return Call.apply  # pyright: ignore[reportAttributeAccessIssue]
 
     def _gradients(self, *args: Any) -> list[Tensor]:
-        options = args[self._inputs : self._end]
         native = self._serving(args)
         if native is not None:
             *grads, needs = args[self._end :]
-            return native.backward(args[: self._inputs], options, grads, needs)
+            return native.backward(args[: self._inputs], args[self._inputs : self._end], grads, needs)
         with torch.enable_grad():
             grads = self._differentiate([None if x is None else x.detach() for x in args[: self._inputs]], args, False)
         return _apart(grads, args)
@@ -240,7 +248,7 @@ class Operator:
                 return self._differentiate(inputs, args, True)
         return self._backward.redispatch(keyset & _BELOW_AUTOGRAD, *args)
 
-    def _differentiate(self, inputs: list[Tensor | None], args: Sequence[Any], create_graph: bool) -> list[Tensor]:
+    def _differentiate(self, inputs: list[Tensor | None], args: tuple[Any, ...], create_graph: bool) -> list[Tensor]:
         options = args[self._inputs : self._end]
         *grads, needs = args[self._end :]
         wanted = [x for x, need in zip(inputs, needs, strict=True) if need and x is not None]

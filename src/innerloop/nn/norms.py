@@ -29,7 +29,8 @@ class RMSNorm(nn.Module):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}")
-        self.eps, self.activation, self.gate_first = eps, activation, gate_first
+        self.eps, self.gate_first = eps, gate_first
+        self.activation: Activation = activation
         self.weight = nn.Parameter(torch.empty(width)) if affine else None
         self.reset_parameters()
 

@@ -30,6 +30,7 @@ class GatedDeltaNet2(Rule):
         Gate("b", low=0.0, high=2.0, axes=("B", "T", "G", "K")),
         Gate("w", low=0.0, high=2.0, axes=("B", "T", "G", "V")),
     )
+    family = DECOUPLED_DELTA
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, b: Tensor, w: Tensor, state: Tensor
@@ -100,7 +101,7 @@ def gdn2(
         use_qk_l2norm_in_kernel: Make q and k unit length first, ``x * rsqrt(sum(x^2) + 1e-6)``.
         form: ``"recurrent"`` (the definition, a token loop), ``"chunk"`` (parallel in time) or ``"auto"``.
         chunk_size: Tokens a chunk; changes nothing beyond rounding. 64 if None.
-        backend: ``None`` for the best present, or ``"torch"``.
+        backend: ``None`` for the best present, ``"torch"``, or ``"cpu"`` for the native kernel.
 
     Returns:
         ``o`` of ``[B, T, G, V]`` in v's dtype, and the state after the last token (float32, or float64 for float64)

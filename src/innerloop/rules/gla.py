@@ -27,6 +27,7 @@ class GatedLinearAttention(Rule):
     paper = "Yang et al. (2023), arXiv:2312.06635"
     recipe = Recipe(ChannelDecay(), LinearMap(), CrossMoment())
     gates = (Gate("g", low=-math.inf, high=0.0, feeds="weights.g", axes=("B", "T", "G", "K"), enforced=True),)
+    family = CHANNEL_ADDITIVE
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Fade every channel, add the pair, read."""
@@ -76,7 +77,7 @@ def gla(
         use_qk_l2norm_in_kernel: Make q and k unit length first, ``x * rsqrt(sum(x^2) + 1e-6)``.
         form: ``"recurrent"`` (the definition, a token loop), ``"chunk"`` (parallel in time) or ``"auto"``.
         chunk_size: Tokens a chunk; changes nothing beyond rounding. 64 if None.
-        backend: ``None`` for the best present, or ``"torch"``.
+        backend: ``None`` for the best present, ``"torch"``, or ``"cpu"`` for the native kernel.
 
     Returns:
         ``o`` of ``[B, T, G, V]`` in v's dtype, and the state after the last token (float32, or float64 for float64)

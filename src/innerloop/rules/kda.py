@@ -30,6 +30,7 @@ class KimiDeltaAttention(Rule):
         Gate("g", low=-math.inf, high=0.0, feeds="weights.g", axes=("B", "T", "G", "K"), enforced=True),
         Gate("beta", low=0.0, high=2.0, feeds="solver.rate"),
     )
+    family = CHANNEL_DELTA
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Fade every channel, correct what the faded memory answers at k by beta times its error, read."""
@@ -85,7 +86,7 @@ def kda(
         use_qk_l2norm_in_kernel: Make q and k unit length first, ``x * rsqrt(sum(x^2) + 1e-6)``.
         form: ``"recurrent"`` (the definition, a token loop), ``"chunk"`` (parallel in time) or ``"auto"``.
         chunk_size: Tokens a chunk; changes nothing beyond rounding. 64 if None.
-        backend: ``None`` for the best present, or ``"torch"``.
+        backend: ``None`` for the best present, ``"torch"``, or ``"cpu"`` for the native kernel.
 
     Returns:
         ``o`` of ``[B, T, G, V]`` in v's dtype, and the state after the last token (float32, or float64 for float64)

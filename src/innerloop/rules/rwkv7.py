@@ -31,6 +31,7 @@ class RWKV7(Rule):
         Gate("kappa", low=-1.0, high=1.0, axes=("B", "T", "H", "K")),
     )
     unit_scale = True
+    family = GENERALIZED_DELTA
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, a: Tensor, kappa: Tensor, state: Tensor
@@ -102,7 +103,7 @@ def rwkv7(
         use_qk_l2norm_in_kernel: Make q and k unit length first, ``x * rsqrt(sum(x^2) + 1e-6)``.
         form: ``"recurrent"`` (the definition, a token loop), ``"chunk"`` (parallel in time) or ``"auto"``.
         chunk_size: Tokens a chunk; changes nothing beyond rounding. 64 if None.
-        backend: ``None`` for the best present, or ``"torch"``.
+        backend: ``None`` for the best present, ``"torch"``, or ``"cpu"`` for the native kernel.
 
     Returns:
         ``o`` of ``[B, T, G, V]`` in v's dtype, and the state after the last token (float32, or float64 for float64)

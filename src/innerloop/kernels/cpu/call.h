@@ -44,6 +44,27 @@ struct ScalarCall {
   int64_t grad_element;  // of grad_q and grad_k; grad_v has v's
 };
 
+// One memory a head, each of whose K channels fades at its own pace (channel.h):
+//   S' = diag(e^g) S + y (v - x^T diag(e^g) S)^T, or where an erase has a key of its own S' = diag(e^g) S - y (x^T S)^T + k v^T.
+struct ChannelCall {
+  Header header;
+  int64_t kind;  // 0: the pair is added; 1: x = k, y = beta k; 2: x = b k, y = k, value w v; 3: x = kappa, y = a kappa
+  int64_t key_heads, heads, key_width, width;
+  int64_t chunk, unit;
+  int64_t wide;
+  double scale;
+  Strided q, k, v, g;
+  Strided first, second;  // beta; b and w; a and kappa (which has key heads)
+  const void* state;
+  void *out, *final;
+  Strided grad_out;
+  const void* grad_final;
+  void *grad_q, *grad_k, *grad_v;
+  void *grad_g, *grad_first, *grad_second;  // in their gates' own elements, but that of kappa, which is [B, T, G, K]
+  void* grad_state;
+  int64_t grad_element, kappa_element;  // of grad_q and grad_k; of kappa's gradient
+};
+
 // Momentum and forgetting on a linear memory (momentum.h): two matrices a head, S and the momentum U.
 struct MomentumCall {
   Header header;
@@ -57,8 +78,8 @@ struct MomentumCall {
   void *final, *final_momentum;
   Strided grad_out;
   const void *grad_final, *grad_final_momentum;
-  void *grad_q, *grad_k, *grad_v;             // as those of ScalarCall
-  void *grad_theta, *grad_eta, *grad_alpha;   // [B, T, G], in the precision of arithmetic
+  void *grad_q, *grad_k, *grad_v;            // as those of ScalarCall
+  void *grad_theta, *grad_eta, *grad_alpha;  // [B, T, G], in the precision of arithmetic
   void *grad_state, *grad_momentum;
   int64_t grad_element;
 };
@@ -104,6 +125,6 @@ struct Core {
   void (*run)(const void* call, int64_t way, int64_t job, char* scratch);
 };
 
-enum : int64_t { kScalar = 0, kMomentum = 2, kConvolution = 3, kNorm = 4, kCores };
+enum : int64_t { kScalar = 0, kChannel, kMomentum, kConvolution, kNorm, kCores };
 
 }  // namespace innerloop

@@ -1,4 +1,5 @@
 // Compiled once for every instruction set: its table of cores.
+#include "channel.h"
 #include "convolution.h"
 #include "momentum_backward.h"
 #include "norm.h"
@@ -10,7 +11,7 @@ namespace INNERLOOP_ISA {
 extern const Core cores[kCores];
 const Core cores[kCores] = {
     {sizeof(ScalarCall), scalar_scratch, scalar_run},
-    {},
+    {sizeof(ChannelCall), channel_scratch, channel_run},
     {sizeof(MomentumCall), momentum_scratch, momentum_run},
     {sizeof(ConvolutionCall), convolution_scratch, convolution_run},
     {sizeof(NormCall), norm_scratch, norm_run},

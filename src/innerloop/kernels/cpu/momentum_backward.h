@@ -184,10 +184,10 @@ static void pull_back_keys(WalkBack<T>& w, const Course<T>& f, int64_t size, con
   for (T* sum : sums) std::memset(sum, 0, wide * sizeof(T));
   w.by_p = w.by_r = w.by_m = 0;
   for (int64_t i = 0; i < f.K; ++i) {
-    const T *memory = start + i * f.step_pair, *slope = w.grad_state + i * f.step_pair;
     if (start) join_past(w, f, size, i);
     if (pulled) join_write(w, f, size, i, start != nullptr);
     if (!start || !pulled) continue;
+    const T *memory = start + i * f.step_pair, *slope = w.grad_state + i * f.step_pair;
     w.by_p += dot(memory, slope, f.wide_v);
     w.by_r += dot(memory + f.wide_v, slope, f.wide_v);
     w.by_m += dot(memory + f.wide_v, slope + f.wide_v, f.wide_v);
@@ -209,7 +209,7 @@ static void pull_back_gates(WalkBack<T>& w, const Course<T>& f, int64_t begin, i
   const Stretch<T>& x = w.stretch;
   const MomentumCall& call = f.call;
   const int64_t wide = padded<T>(size);
-  double p = 0, r = 0, m = w.by_m;
+  double p = w.by_p, r = w.by_r, m = w.by_m;
   T* const rows[] = {w.row_held, w.row_moved, w.by_theta};
   for (T* row : rows) std::memset(row, 0, wide * sizeof(T));
   for (int64_t t = size - 1; t >= 0; --t) {

@@ -14,9 +14,8 @@ from innerloop.kernels.native.library import (
     ELEMENTS,
     TENSOR,
     Core,
-    addresses,
+    address,
     contiguous,
-    empty,
     threads_for,
 )
 from innerloop.shapes import compute_dtype
@@ -36,14 +35,14 @@ class Convolution(Kernel):
     def forward(
         self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
     ) -> tuple[tuple[Tensor, Tensor], None]:
-        """Return ``y`` in x's dtype and the last inputs of every sequence; the gradients need no more."""
+        """Return ``y`` in x's dtype and the last inputs of every sequence."""
         x, window = inputs[:2]
         # Nobody writes what lies outside of packed sequences.
-        y = empty(x) if options[0] is None else empty(x).zero_()
+        y = x.new_empty(x.shape) if options[0] is None else x.new_zeros(x.shape)
         after = x.new_empty(window.shape, dtype=compute_dtype(x.dtype))
         head, keep, _ = self._head(inputs, options)
         self.core.run(0, *head, y.data_ptr(), after.data_ptr(), *_NO_GRADIENTS)
-        del keep
+        del keep, leave
         return (y, after), None
 
     def backward(
@@ -56,22 +55,29 @@ class Convolution(Kernel):
     ) -> list[Tensor]:
         """Return the gradients of those inputs that need one."""
         x, window, weight, _ = inputs
+        del left
         dtype, (channels, taps) = compute_dtype(x.dtype), weight.shape
         head, keep, shares = self._head(inputs, options)
-        by_x = empty(x) if needs[0] else None
-        if by_x is not None and options[0] is not None:
-            by_x.zero_()
+        make = x.new_empty if options[0] is None else x.new_zeros
+        by_x = make(x.shape) if needs[0] else None
         by_window = x.new_empty(window.shape, dtype=dtype) if needs[1] else None
         sums = x.new_empty((shares, taps + 1, channels), dtype=dtype) if needs[2] or needs[3] else None
         slope = x.new_zeros(()).expand(x.shape) if grads[0] is None else grads[0].resolve_neg()
         end = None if grads[1] is None else contiguous(grads[1], dtype)
-        self.core.run(1, *head, 0, 0, *_strided(slope), *addresses((end, by_x, by_window, sums)))
+        self.core.run(
+            1, *head, 0, 0, *_strided(slope), address(end), address(by_x), address(by_window), address(sums)
+        )
         del keep
-        found = [by_x, by_window, None, None]
-        if sums is not None:
-            total = sums.sum(0)
-            found[2:] = total[:-1].t() if needs[2] else None, total[-1] if needs[3] else None
-        return [x.to(given.dtype).contiguous() for x, given in zip(found, inputs, strict=True) if x is not None]
+        total = None if sums is None else sums.sum(0)
+        found = (
+            by_x,
+            by_window,
+            None if total is None or not needs[2] else total[:-1].t(),
+            None if total is None or not needs[3] else total[-1],
+        )
+        return [
+            x.to(given.dtype).contiguous() for x, given in zip(found, inputs, strict=True) if x is not None
+        ]
 
     def _head(self, inputs: Sequence[Any], options: Sequence[Any]) -> tuple[tuple[Any, ...], Any, int]:
         """Return the call's fields up to the window, what must live until it is over, and the shares of tokens."""
@@ -85,9 +91,9 @@ class Convolution(Kernel):
         weight, bias = contiguous(weight.t(), dtype), None if bias is None else contiguous(bias, dtype)
         bounds = None if bounds is None else bounds.to(torch.int64).contiguous()
         head = (
-            shares - (-sequences // windows), threads_for(_WORK * x.numel()), sequences, length, *addresses((bounds,)),
-            rows, channels, weight.shape[0], shares, size, windows, silu, dtype is torch.float64, *_strided(x),
-            *addresses((weight, bias, window)),
+            shares - (-sequences // windows), threads_for(_WORK * x.numel()), sequences, length, address(bounds), rows,
+            channels, weight.shape[0], shares, size, windows, silu, dtype is torch.float64, *_strided(x),
+            weight.data_ptr(), address(bias), window.data_ptr(),
         )  # fmt: skip
         return head, (x, window, weight, bias, bounds), shares
 

@@ -8,9 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from innerloop.kernels.native.library import Core, Plan
-
-State = Tensor | tuple[Tensor, ...] | None
+from innerloop.kernels.native.library import Core, Plan, Recent, structure
 
 
 class Values(NamedTuple):
@@ -21,6 +19,8 @@ class Values(NamedTuple):
     """Outlines of what it returns, and of what it can leave for the gradients."""
     states: tuple[Tensor, ...]
     trail: Tensor | None = None
+    records: bool = False
+    """Whether it is for a call whose gradients are wanted."""
 
 
 class Kernel(ABC):
@@ -36,7 +36,7 @@ class Kernel(ABC):
     def forward(
         self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """Return the outputs (of a family ``o`` and the states), and what is left for ``backward``, if it is wanted."""
+        """Return the operator's outputs, and what it leaves for ``backward`` if it may."""
 
     @abstractmethod
     def backward(
@@ -51,16 +51,40 @@ class Kernel(ABC):
 
 
 class Native(Kernel):
-    """A family of rules, which also serves a single token."""
+    """A family of rules: its calls are prepared once, and single tokens are served too."""
 
     def __init__(self, gates: tuple[str, ...]) -> None:
         """Say which gates the family takes, in the operator's order."""
         super().__init__()
         self.gates = gates
+        self._prepared = Recent[Values]()
+
+    @abstractmethod
+    def prepare(self, held: Sequence[Any], options: Sequence[Any], leave: bool) -> Values:
+        """Return a call good for all inputs of these shapes, strides and dtypes, which leaves a trail or not.
+
+        ``held`` is what ``as_read`` returns.
+        """
+
+    @abstractmethod
+    def as_read(self, inputs: Sequence[Any], bounds: Tensor | None) -> list[Any]:
+        """Return an operator's inputs and the bounds of packed sequences as kernels read them."""
+
+    @abstractmethod
+    def run(self, call: Values, held: Sequence[Any]) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return ``o`` and the states after the last token, and what the call leaves for ``backward``."""
+
+    def forward(
+        self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
+    ) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return the same of a call that is prepared here, unless one like it was."""
+        held = self.as_read(inputs, options[0])
+        key = [leave, options[1:4], *structure(held)]
+        return self.run(self._prepared.get(key) or self._prepared.put(key, self.prepare(held, options, leave)), held)
 
     @abstractmethod
     def prepare_token(
-        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], state: State, scale: float, unit: bool
+        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], states: Sequence[Any], scale: float, unit: bool
     ) -> Values:
         """Return a call for one token, ``[B, G, .]``, good for all tensors of these shapes, strides and dtypes."""
 
@@ -72,10 +96,10 @@ class Native(Kernel):
         k: Tensor,
         v: Tensor,
         gates: dict[str, Any],
-        state: State,
+        states: Sequence[Any],
         overwrite: bool,
-    ) -> tuple[Tensor, State]:
-        """Return what the token reads, and the state after it, in the memory of the one before it or not.
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return what the token reads, and the states after it, in the memory of those before it or not.
 
-        No gradient is recorded. A state to be overwritten is contiguous and in the precision of arithmetic.
+        No gradient is recorded. States to be overwritten are contiguous and in the precision of arithmetic.
         """

@@ -16,11 +16,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from innerloop.shapes import compute_dtype
+
 _PATH = Path(__file__).parent.parent / "cpu" / "innerloop_cpu.so"
 ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-HEADER = "5q"
+HEADER, HEADER_SIZE = "5q", 5
 """Of every call: jobs, threads, sequences, length, address of the bounds."""
-TENSOR = "6q"
+TENSOR, TENSOR_SIZE = "6q", 6
 """What ``strided`` returns."""
 ABSENT = (0,) * 6
 _LARGE = 4 << 20
@@ -146,11 +148,6 @@ def threads_for(work: int) -> int:
     return 1 if work < _ONE_THREAD else torch.get_num_threads()
 
 
-def resolved(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return tensors with their memory as it reads: no sign that is still to be applied."""
-    return [x.resolve_neg() if x is not None and x.is_neg() else x for x in tensors]
-
-
 def contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``x`` in one piece and in the precision of arithmetic."""
     if x.is_neg():
@@ -158,9 +155,21 @@ def contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
     return (x if x.dtype is dtype else x.to(dtype)).contiguous()
 
 
-def structure(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Return what a packed call says of tensors beside their addresses."""
-    return [x if x is None else (x.shape, x.stride(), x.dtype) for x in tensors]
+def as_read(inputs: Sequence[Tensor | None], bounds: Tensor | None, states: int) -> list[Any]:
+    """Return an operator's inputs, so many states last, and the bounds of packed sequences, as kernels read them."""
+    held: list[Any] = [x if x is None or not x.is_neg() else x.resolve_neg() for x in inputs]
+    for i in range(-states, 0):
+        if held[i] is not None:
+            held[i] = contiguous(held[i], compute_dtype(held[2].dtype))
+    held.append(None if bounds is None else bounds.to(torch.int64).contiguous())
+    return held
+
+
+def structure(held: Sequence[Any]) -> list[Any]:
+    """Return what else a packed call says of inputs whose shapes agree with each other."""
+    bounds = held[-1]
+    return [torch.get_num_threads(), held[1].shape, held[2].shape, bounds if bounds is None else bounds.shape,
+            *[x if x is None else (x.stride(), x.dtype) for x in held]]  # fmt: skip
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> list[int]:
@@ -179,6 +188,11 @@ def empty(like: Tensor) -> Tensor:
     if new.nbytes >= _LARGE:
         _LIBRARY.innerloop_large_pages(new.data_ptr(), new.nbytes)
     return new
+
+
+def address(x: Tensor | None) -> int:
+    """Return where the memory of ``x`` begins, 0 for None."""
+    return 0 if x is None else x.data_ptr()
 
 
 def strided(x: Tensor | None) -> tuple[int, ...]:

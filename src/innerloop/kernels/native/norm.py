@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from innerloop.kernels.native.family import Kernel
-from innerloop.kernels.native.library import ABSENT, TENSOR, Core, addresses, contiguous, empty, strided, threads_for
+from innerloop.kernels.native.library import ABSENT, TENSOR, Core, address, contiguous, strided, threads_for
 from innerloop.shapes import compute_dtype
 
 _NO_GRADIENTS = (*ABSENT, *(0,) * 3)
@@ -29,11 +29,12 @@ class Norm(Kernel):
     def forward(
         self, inputs: Sequence[Any], options: Sequence[Any], leave: bool = False
     ) -> tuple[tuple[Tensor], None]:
-        """Return ``y`` in x's dtype; the gradients need no more."""
-        y = empty(inputs[0])
+        """Return ``y`` in x's dtype."""
+        x = inputs[0]
+        y = x.new_empty(x.shape)
         head, keep, _ = self._head(inputs, options)
         self.core.run(0, *head, y.data_ptr(), *_NO_GRADIENTS)
-        del keep
+        del keep, leave
         return (y,), None
 
     def backward(
@@ -45,12 +46,14 @@ class Norm(Kernel):
         left: Tensor | None = None,
     ) -> list[Tensor]:
         """Return the gradients of those inputs that need one."""
+        del left
         x, gate, weight = inputs
         head, keep, jobs = self._head(inputs, options)
-        by_x, by_gate = (empty(y) if need else None for y, need in zip((x, gate), needs[:2], strict=True))
+        by_x = x.new_empty(x.shape) if needs[0] else None
+        by_gate = gate.new_empty(gate.shape) if needs[1] else None
         sums = x.new_empty((jobs, x.shape[-1]), dtype=compute_dtype(x.dtype)) if needs[2] else None
         slope = _rows(x.new_zeros(()).expand(x.shape) if grads[0] is None else grads[0].resolve_neg())
-        self.core.run(1, *head, 0, *strided(slope), *addresses((by_x, by_gate, sums)))
+        self.core.run(1, *head, 0, *strided(slope), address(by_x), address(by_gate), address(sums))
         del keep
         found = (by_x, by_gate, None if sums is None else sums.sum(0).to(weight.dtype))
         return [x for x in found if x is not None]
@@ -67,8 +70,7 @@ class Norm(Kernel):
         weight = None if weight is None else contiguous(weight, dtype)
         head = (
             jobs, threads_for(work), 0, x.shape[1], 0, rows, x.shape[2], width, share, _MEASURES[measure],
-            _ACTIVATIONS[activation], first, dtype is torch.float64, eps, *strided(x), *strided(gate),
-            *addresses((weight,)),
+            _ACTIVATIONS[activation], first, dtype is torch.float64, eps, *strided(x), *strided(gate), address(weight),
         )  # fmt: skip
         return head, (x, gate, weight), jobs
 

@@ -1,0 +1,1 @@
+"""Times the rules on this machine against what people run today, and against what the machine can do."""

@@ -1,0 +1,258 @@
+"""Families whose memory is matrices: from an operator's inputs to a core's call and back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from innerloop.kernels.native.family import Native, Values
+from innerloop.kernels.native.library import (
+    ELEMENTS,
+    HEADER_SIZE,
+    TENSOR,
+    TENSOR_SIZE,
+    Core,
+    Plan,
+    Recent,
+    addresses,
+    as_read,
+    contiguous,
+    empty,
+    outline,
+    strided,
+    structure,
+    threads_for,
+)
+from innerloop.shapes import compute_dtype
+
+CHUNK = 32
+"""Tokens a chunk, unless fewer were asked for: what fits beside the memory in a core's cache."""
+_LONG = 2048
+"""Tokens beyond which a call with gradients takes chunks twice as large: half as many memories to keep."""
+
+
+class Fields:
+    """What a core's call says, and where.
+
+    In order: the header; whole numbers; the scale; inputs; states; the trail; the output and the final states; of
+    gradients the output's, the final states', the inputs', the states', and their types.
+
+    Args:
+        whole: How many whole numbers.
+        inputs: How many inputs: q, k, v and every gate that the core knows.
+        states: How many matrices a memory has.
+        trail: Whether values can leave something for the gradients.
+        types: How many types of gradients.
+    """
+
+    def __init__(self, whole: int, inputs: int, *, states: int = 1, trail: bool = False, types: int = 1) -> None:
+        """Count where everything stands."""
+        self.inputs, self.states, self.has_trail, self.types = inputs, states, trail, types
+        self.layout = f"{whole}q d {inputs * TENSOR} {2 * states + trail + 1}q {TENSOR} {2 * states + inputs + types}q"
+        self.bounds = HEADER_SIZE - 1
+        self.first = HEADER_SIZE + whole + 1
+        self.state = self.first + inputs * TENSOR_SIZE
+        self.trail = self.state + states
+        self.out = self.trail + trail
+        self.slope = self.out + 1 + states
+        self.end = self.slope + TENSOR_SIZE
+        self.grads = self.end + states
+
+    def held_at(self, slots: Sequence[int]) -> tuple[int, ...]:
+        """Return where the addresses of inputs in these slots, of the states and of the bounds stand."""
+        states = range(self.state, self.state + self.states)
+        return (*[self.first + TENSOR_SIZE * slot for slot in slots], *states, self.bounds)
+
+    def values_at(self) -> tuple[int, ...]:
+        """Return where the addresses of the trail, of the output and of the final states stand."""
+        return tuple(range(self.trail, self.slope))
+
+    def slopes_at(self, slots: Sequence[int]) -> tuple[int, ...]:
+        """Return the same of the trail, of the gradients that come in and of those that go out."""
+        trail = (self.trail,) if self.has_trail else ()
+        states = range(self.grads + self.inputs, self.grads + self.inputs + self.states)
+        return (*trail, self.slope, *range(self.end, self.grads),
+                *[self.grads + slot for slot in slots], *states)  # fmt: skip
+
+    def filled(
+        self, whole: Sequence[int], scale: float, inputs: dict[int, Tensor], slope: Tensor | None, types: Sequence[int]
+    ) -> tuple[float, ...]:
+        """Return the fields after the header; addresses other than the inputs' are zero."""
+        tensors = [field for slot in range(self.inputs) for field in strided(inputs.get(slot))]
+        between, behind = self.slope - self.state, 2 * self.states + self.inputs
+        return (*whole, scale, *tensors, *(0,) * between, *strided(slope), *(0,) * behind, *types)
+
+
+class _Slopes(NamedTuple):
+    """A call for gradients, prepared: outlines of those that are wanted."""
+
+    run: Plan
+    found: tuple[Tensor | None, ...]
+
+
+class Matrices(Native):
+    """A family through a core whose memory is matrices.
+
+    Args:
+        gates: Which gates it takes, in the operator's order.
+        slots: Where each stands among the core's inputs, counted from q.
+    """
+
+    core: ClassVar[Core]
+    fields: ClassVar[Fields]
+    together: ClassVar[int] = 1
+    """Heads that a job takes at most, side by side: what lies together in memory is read together."""
+
+    def __init__(self, gates: tuple[str, ...], slots: Sequence[int]) -> None:
+        """Say which family it is."""
+        super().__init__(gates)
+        self._slots = (0, 1, 2, *slots)
+        self._slopes = Recent[_Slopes]()
+
+    @abstractmethod
+    def whole(self, held: Sequence[Any], size: int, together: int, unit: bool) -> tuple[int, ...]:
+        """Return the whole numbers of a call in chunks of so many tokens, jobs of so many heads."""
+
+    @abstractmethod
+    def gate_gradients(self, held: Sequence[Any]) -> list[tuple[Sequence[int], torch.dtype]]:
+        """Return shapes and types of what the core gives for the gates."""
+
+    def types(self, wide: torch.dtype, held: Sequence[Any]) -> tuple[int, ...]:
+        """Return the types of gradients, where those of q and k have ``wide``."""
+        del held
+        return (ELEMENTS[wide],)
+
+    def as_read(self, inputs: Sequence[Any], bounds: Tensor | None) -> list[Any]:
+        """Return an operator's inputs and the bounds of packed sequences as kernels read them."""
+        return as_read(inputs, bounds, self.fields.states)
+
+    def prepare(self, held: Sequence[Any], options: Sequence[Any], leave: bool) -> Values:
+        """Return a call for a sequence."""
+        _, length, heads, width = held[2].shape
+        fields = self._fields(held, options, leave, None)
+        # Of one chunk there is nothing that would not be had as soon.
+        long = leave and self.fields.has_trail and length > _chunk(options, length, leave)
+        trail = outline((self.core.trail_size(*fields),), torch.uint8) if long else None
+        run = self.core.plan(0, (*self.fields.held_at(self._slots), *self.fields.values_at()), *fields)
+        state = outline((_rows(held), heads, held[0].shape[3], width), compute_dtype(held[2].dtype))
+        return Values(run, outline(held[2].shape, held[2].dtype), (state,) * self.fields.states, trail, leave)
+
+    def run(self, call: Values, held: Sequence[Any]) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return ``o`` and the memory after the last token, and the trail of memories where the call leaves one."""
+        # Nobody writes what lies outside of packed sequences.
+        out = empty(call.out) if held[-1] is None else call.out.new_zeros(call.out.shape)
+        trail = None if call.trail is None else empty(call.trail)
+        results = (out, *[empty(x) for x in call.states])
+        left = [0 if trail is None else trail.data_ptr()] if self.fields.has_trail else []
+        call.run(*addresses(held), *left, *addresses(results))
+        return results, trail
+
+    def prepare_token(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Any], states: Sequence[Any], scale: float, unit: bool
+    ) -> Values:
+        """Return a call for one token."""
+        tokens = [q, k, v, *[gates.get(name) for name in self.gates]]
+        held = [*[x if x is None else x.unsqueeze(1) for x in tokens], *states, None]
+        call = self.prepare(held, (None, scale, unit, 1), False)
+        return call._replace(out=outline(v.shape, v.dtype))
+
+    def token(
+        self,
+        call: Values,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: dict[str, Any],
+        states: Sequence[Any],
+        overwrite: bool,
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return what one token ``[B, G, .]`` reads, and the memory after it."""
+        held = [q, k, v, *[gates.get(name) for name in self.gates]]
+        held = [x if x is None or not x.is_neg() else x.resolve_neg() for x in held]
+        out = torch.empty_like(call.out, memory_format=torch.contiguous_format)
+        if states[0] is None or not overwrite:
+            dtype = call.states[0].dtype
+            states = [x if x is None else contiguous(x, dtype) for x in states]
+            after = [empty(x) for x in call.states]
+        else:
+            after = states
+        left = (0, 0) if self.fields.has_trail else (0,)
+        call.run(*addresses(held), *addresses(states), *left, out.data_ptr(), *addresses(after))
+        return out, after
+
+    def backward(
+        self,
+        inputs: Sequence[Any],
+        options: Sequence[Any],
+        grads: Sequence[Tensor | None],
+        needs: Sequence[bool],
+        left: Tensor | None = None,
+    ) -> list[Tensor]:
+        """Return the gradients of those inputs that need one; without a trail its memories are computed again."""
+        v = inputs[2]
+        held = self.as_read(inputs, options[0])
+        slope = v.new_zeros(()).expand(v.shape) if grads[0] is None else grads[0].resolve_neg()
+        ends = [None if x is None else contiguous(x, compute_dtype(v.dtype)) for x in grads[1:]]
+        key = [options[1:4], tuple(needs), slope.stride(), *structure(held)]
+        call = self._slopes.get(key) or self._slopes.put(key, self._prepare_slopes(held, options, slope, needs))
+        found: list[Tensor | None] = [None if x is None else empty(x) for x in call.found]
+        if held[-1] is not None:
+            for x in found[: -self.fields.states]:
+                if x is not None:
+                    x.zero_()
+        trail = (left,) if self.fields.has_trail else ()
+        call.run(*addresses(held), *addresses((*trail, slope, *ends, *found)))
+        return [_fitted(x, given) for x, given in zip(found, inputs, strict=True) if x is not None]
+
+    def _prepare_slopes(
+        self, held: Sequence[Any], options: Sequence[Any], slope: Tensor, needs: Sequence[bool]
+    ) -> _Slopes:
+        q, k, v = held[:3]
+        dtype = compute_dtype(v.dtype)
+        # What heads of values give to a head of keys that they share is summed behind the call, unrounded.
+        wide = dtype if v.shape[2] > k.shape[2] else v.dtype
+        keys, state = ((*v.shape[:3], q.shape[3]), wide), ((_rows(held), v.shape[2], q.shape[3], v.shape[3]), dtype)
+        shapes = (keys, keys, (v.shape, v.dtype), *self.gate_gradients(held), *(state,) * self.fields.states)
+        found = [outline(*shape) if need else None for shape, need in zip(shapes, needs, strict=True)]
+        places = (*self.fields.held_at(self._slots), *self.fields.slopes_at(self._slots))
+        run = self.core.plan(1, places, *self._fields(held, options, True, slope, self.types(wide, held)))
+        return _Slopes(run, tuple(found))
+
+    def _fields(
+        self,
+        held: Sequence[Any],
+        options: Sequence[Any],
+        gradients: bool,
+        slope: Tensor | None,
+        types: Sequence[int] | None = None,
+    ) -> tuple[float, ...]:
+        _, scale, unit = options[:3]
+        rows, (_, length, heads, width), key_width = _rows(held), held[2].shape, held[1].shape[3]
+        work = rows * length * heads * width * key_width
+        # A step is all reading and writing, which two threads do sooner.
+        threads = threads_for(4 * work if length == 1 else work)
+        together = max(1, min(self.together, rows * heads // (2 * threads))) if length > 1 else 1
+        header = (rows * -(-heads // together), threads, rows, length, 0)
+        whole = self.whole(held, _chunk(options, length, gradients), together, unit)
+        inputs = {slot: x for slot, x in zip(self._slots, held, strict=False) if x is not None}
+        return (*header, *self.fields.filled(whole, scale, inputs, slope, types or (0,) * self.fields.types))
+
+
+def _rows(held: Sequence[Any]) -> int:
+    bounds = held[-1]
+    return held[2].shape[0] if bounds is None else bounds.shape[0] - 1
+
+
+def _chunk(options: Sequence[Any], length: int, gradients: bool) -> int:
+    return min(options[3], 2 * CHUNK if gradients and length > _LONG else CHUNK)
+
+
+def _fitted(grad: Tensor, given: Tensor) -> Tensor:
+    """Return a gradient with the heads and in the precision of what was given."""
+    if grad.shape != given.shape:
+        grad = grad.unflatten(2, (given.shape[2], -1)).sum(3)
+    return grad if grad.dtype == given.dtype else grad.to(given.dtype)
