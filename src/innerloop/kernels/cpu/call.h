@@ -73,12 +73,13 @@ struct MomentumCall {
   double scale;
   Strided q, k, v, theta, eta, alpha;
   const void *state, *momentum;  // [N, G, K, V], each absent for zeros
+  void* trail;                   // as that of ScalarCall
   void* out;                     // [B, T, G, V] in v's element
   void *final, *final_momentum;
   Strided grad_out;
   const void *grad_final, *grad_final_momentum;
-  void *grad_q, *grad_k, *grad_v;             // as those of ScalarCall
-  void *grad_theta, *grad_eta, *grad_alpha;   // [B, T, G], in the precision of arithmetic
+  void *grad_q, *grad_k, *grad_v;            // as those of ScalarCall
+  void *grad_theta, *grad_eta, *grad_alpha;  // [B, T, G], in the precision of arithmetic
   void *grad_state, *grad_momentum;
   int64_t grad_element;
 };

@@ -14,15 +14,15 @@ template <class T>
 struct Course {
   const MomentumCall& call;
   int64_t K, V, C;
-  int64_t wide_k, wide_v, wide_c;                          // padded to the lanes
-  int64_t step_k, step_v, step_c, step_pair, step_turned;  // from row to row; of [., 2V], and of [., 2K]
+  int64_t wide_k, wide_v, wide_c;                        // padded to the lanes
+  int64_t step_k, step_v, step_c, step_pair, step_both;  // from row to row; of [., 2V], and of [., 2C]
   int64_t sequence, head, begin, end, row;
 
   Course(const MomentumCall& c, int64_t job)
       : call(c), K(c.key_width), V(c.width), C(smaller(c.chunk, c.header.length < 1 ? 1 : c.header.length)) {
     wide_k = padded<T>(K), wide_v = padded<T>(V), wide_c = padded<T>(C);
     step_k = spread<T>(K), step_v = spread<T>(V), step_c = spread<T>(C);
-    step_pair = spread<T>(2 * wide_v), step_turned = spread<T>(2 * wide_k);
+    step_pair = spread<T>(2 * wide_v), step_both = spread<T>(2 * wide_c);
     sequence = job / c.heads, head = job % c.heads;
     begin = c.header.bounds ? c.header.bounds[sequence] : 0;
     end = c.header.bounds ? c.header.bounds[sequence + 1] : c.header.length;
@@ -35,6 +35,30 @@ struct Course {
   int64_t place(int64_t token) const { return (row * call.header.length + token) * call.heads + head; }
   int64_t at(const Strided& x, int64_t token, int64_t of) const { return row * x.row + token * x.token + of * x.head; }
   double gate(const Strided& x, int64_t token) const { return read_one(x, at(x, token, head)); }
+};
+
+// Both matrices at every chunk's start [K, 2V] and the chunk's writes [C, V], of one head.
+template <class T>
+struct Path {
+  T* data;
+  int64_t step, pair;
+
+  T* both(int64_t i) const { return data + i * step; }
+  T* update(int64_t i) const { return data + i * step + pair; }
+
+  static int64_t block(const Course<T>& f) { return f.pair() + f.C * f.step_v; }
+  // In the call's trail, where the heads of a chunk lie side by side; packed sequences begin a chunk of their own.
+  static Path of_call(const Course<T>& f) {
+    const Header& h = f.call.header;
+    const int64_t before = h.bounds ? (f.begin - h.bounds[0]) / f.C + f.sequence : f.sequence * f.chunks();
+    T* data = static_cast<T*>(f.call.trail) + (before * f.call.heads + f.head) * block(f);
+    return {data, f.call.heads * block(f), f.pair()};
+  }
+  static int64_t of_call_bytes(const Course<T>& f) {
+    const Header& h = f.call.header;
+    const int64_t chunks = h.bounds ? h.length / f.C + h.sequences + 1 : h.sequences * f.chunks();
+    return chunks * f.call.heads * block(f) * int64_t(sizeof(T));
+  }
 };
 
 template <class T>
@@ -77,7 +101,8 @@ static void read_course(Stretch<T>& x, const Course<T>& f, int64_t begin, int64_
     x.m[t + 1] = x.eta[t] * x.m[t];
     x.r[t + 1] = x.keep[t] * x.r[t] + x.m[t + 1];
   }
-  for (int64_t t = size; t < f.wide_c; ++t) x.theta[t] = 0;
+  for (int64_t t = size; t < f.wide_c; ++t)
+    x.theta[t] = x.to_memory[t] = x.to_momentum[t] = x.p[t + 1] = x.r[t + 1] = 0;
   transpose(keys, f.step_k, size, f.wide_k, x.kt, f.step_c);
 }
 
@@ -205,26 +230,27 @@ struct Walk {
   }
 };
 
+// One chunk with its outputs and writes, from both matrices before it (absent: zeros) to those after it, if wanted.
 template <class T>
-static void walk_chunk(Walk<T>& w, const Course<T>& f, int64_t begin, int64_t size, bool empty, bool last) {
+static void walk_chunk(Walk<T>& w, const Course<T>& f, int64_t begin, int64_t size, T* update, const T* before, T* after) {
   Stretch<T>& x = w.stretch;
   read_course(x, f, begin, size);
-  read_values(f, begin, size, w.update);
+  read_values(f, begin, size, update);
   fill_coupling(x, f, size, true);
-  if (!empty)
-    product<T>({x.qk, f.step_k}, 2 * size, {w.state, f.step_pair}, 2 * f.wide_v, f.K, {x.read, f.step_pair});
-  correct<T>(x, f, size, w.update, empty ? nullptr : x.read + size * f.step_pair);
-  for (int64_t t = 0; t < size && !empty; ++t) {
+  if (before)
+    product<T>({x.qk, f.step_k}, 2 * size, {before, f.step_pair}, 2 * f.wide_v, f.K, {x.read, f.step_pair});
+  correct<T>(x, f, size, update, before ? x.read + size * f.step_pair : nullptr);
+  for (int64_t t = 0; t < size && before; ++t) {
     const T* read = x.read + t * f.step_pair;
     const Vec<T> p = splat(T(f.call.scale) * x.p[t + 1]), r = splat(T(f.call.scale) * x.r[t + 1]);
     for (int64_t i = 0; i < f.wide_v; i += kLanes<T>)
       store(w.out + t * f.step_v + i, load(read + i) * p + load(read + f.wide_v + i) * r);
   }
-  product<T>({x.reads, f.step_c}, size, {w.update, f.step_v}, f.wide_v, size,
-             {w.out, f.step_v, empty ? nullptr : w.out}, Part::lower_left);
+  product<T>({x.reads, f.step_c}, size, {update, f.step_v}, f.wide_v, size,
+             {w.out, f.step_v, before ? w.out : nullptr}, Part::lower_left);
   for (int64_t t = 0; t < size; ++t)
     write_row(w.out + t * f.step_v, f.V, f.call.out, f.place(begin + t) * f.V, f.call.v.element);
-  if (!last || f.call.final) remember<T>(x, f, size, w.update, w.faded, empty ? nullptr : w.state, w.state);
+  if (after) remember<T>(x, f, size, update, w.faded, before, after);
 }
 
 }  // namespace innerloop::INNERLOOP_ISA

@@ -1,7 +1,9 @@
-// The gradient of the momentum rule: both memories and the writes D once more, then chunk after chunk in reverse.
+// The gradient of the momentum rule: both memories and the writes D (once more, if no trail was left), then chunk after
+// chunk in reverse.
 //   dD = (scale W theta Q K^T)^T dO + w K dS' + u K dU',  dR = (I + A)^-T dD,  dA = -dR D^T,  dB = dO D^T,
-//   [X; Y] = [dO; dR] [S U]^T,  Z = D [dS' dU']^T,  and with all weights in their places
-//   dQ = scale (p X_S + r X_U) + dB' K,  dK = -(p before) Y_S - (r before) Y_U + w Z_S + u Z_U + (G + G^T) K + dB'^T Q,
+//   X, Y = [S; U] [dO; dR]^T,  Z = [dS'; dU'] D^T,  and with all weights in their places
+//   dQ = scale (p X_S + r X_U)^T + dB' K,
+//   dK = (-(p before) Y_S - (r before) Y_U + w Z_S + u Z_U)^T + (G + G^T) K + dB'^T Q,
 //   dV = dR,  dS = Q^T (scale p dO) - K^T ((p before) dR) + p dS',  dU likewise with r, + r dS' + m dU'.
 // w and u say how much of a write the chunk leaves in S and U. The gates' gradients run back through the recursions.
 #pragma once
@@ -13,34 +15,40 @@ namespace innerloop::INNERLOOP_ISA {
 template <class T>
 struct WalkBack {
   Stretch<T> stretch;
-  T *states, *updates;      // at every chunk's start [K, 2V]; of every token [V]
+  Path<T> path;
   T *faded;                 // [C, 2V]
   T *slope, *scaled;        // [2C, V]: dO and under it dR; [2C, 2V]: the same as both memories feel it
   T *pulled;                // [C, 2V]: what the gradients at the chunk's end answer to k
-  T *turned, *turned_slope; // [V, 2K]: both memories and their gradients turned
+  T *turned_slope;          // [V, 2C]: dO and dR turned
   T *turned_update;         // [V, C]
+  T *qt;                    // [K, C]: queries turned
   T *by_read, *by_pair;     // [C, C]: dB and dA, then dB' and G
   T *by_held;               // [C, C]: of W
-  T *past, *write;          // [2C, 2K]: X and Y; [C, 2K]: Z
+  T *past, *write;          // [2K, 2C]: S and under it U times dO and dR; [2K, C]: dS' and dU' times D
+  T *by_q, *by_k;           // [K, C]: what past and write come to
   T *grad_q, *grad_k, *grad_state;
-  T *row_held, *row_moved, *last_moved, *by_theta;  // [C]
-  double *by_p, *by_r;      // [C]
-  double by_m;              // of the chunk's end
+  T *row_held, *row_moved, *by_theta;  // [C]
+  // [C]: of p and r at the queries and before the keys, and of what the chunk leaves of each write
+  T *query_p, *query_r, *key_p, *key_r, *left_memory, *left_momentum;
+  double by_p, by_r, by_m;  // of the chunk's end
 
   WalkBack(Arena& arena, const Course<T>& f, int64_t chunks) {
     const int64_t c = f.C, square = c * f.step_c;
     stretch.take(arena, f);
-    states = arena.take<T>(chunks * f.pair()), updates = arena.take<T>(chunks * c * f.step_v);
+    path = {f.call.trail ? nullptr : arena.take<T>(chunks * Path<T>::block(f)), Path<T>::block(f), f.pair()};
     faded = arena.take<T>(c * f.step_pair), slope = arena.take<T>(2 * c * f.step_v);
     scaled = arena.take<T>(2 * c * f.step_pair), pulled = arena.take<T>(c * f.step_pair);
-    turned = arena.take<T>(f.wide_v * f.step_turned), turned_slope = arena.take<T>(f.wide_v * f.step_turned);
-    turned_update = arena.take<T>(f.wide_v * f.step_c);
+    turned_slope = arena.take<T>(f.wide_v * f.step_both), turned_update = arena.take<T>(f.wide_v * f.step_c);
+    qt = arena.take<T>(f.wide_k * f.step_c);
     by_read = arena.take<T>(square), by_pair = arena.take<T>(square), by_held = arena.take<T>(square);
-    past = arena.take<T>(2 * c * f.step_turned), write = arena.take<T>(c * f.step_turned);
-    grad_q = arena.take<T>(c * f.step_k), grad_k = arena.take<T>(c * f.step_k), grad_state = arena.take<T>(f.pair());
-    T** const rows[] = {&row_held, &row_moved, &last_moved, &by_theta};
+    past = arena.take<T>(2 * f.K * f.step_both), write = arena.take<T>(2 * f.K * f.step_c);
+    by_q = arena.take<T>(f.K * f.step_c), by_k = arena.take<T>(f.K * f.step_c);
+    grad_q = arena.take<T>(f.wide_c * f.step_k), grad_k = arena.take<T>(f.wide_c * f.step_k);
+    grad_state = arena.take<T>(f.pair());
+    T** const rows[] = {&row_held, &row_moved, &by_theta};
     for (T** row : rows) *row = arena.take<T>(f.wide_c);
-    by_p = arena.take<double>(f.wide_c), by_r = arena.take<double>(f.wide_c);
+    T** const sums[] = {&query_p, &query_r, &key_p, &key_r, &left_memory, &left_momentum};
+    for (T** row : sums) *row = arena.take<T>(f.wide_c);
   }
 };
 
@@ -49,18 +57,18 @@ template <class T>
 static void replay(WalkBack<T>& w, const Course<T>& f) {
   const MomentumCall& call = f.call;
   const bool begun = call.state || call.momentum;
-  if (begun) read_pair(f, call.state, call.momentum, w.states);
+  if (begun) read_pair(f, call.state, call.momentum, w.path.both(0));
   for (int64_t i = 0; i < f.chunks(); ++i) {
     const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
-    const T* start = i == 0 && !begun ? nullptr : w.states + i * f.pair();
-    T *update = w.updates + i * f.C * f.step_v, *read = w.stretch.read;
+    const T* start = i == 0 && !begun ? nullptr : w.path.both(i);
+    T *update = w.path.update(i), *read = w.stretch.read;
     read_course(w.stretch, f, begin, size);
     read_values(f, begin, size, update);
     fill_coupling(w.stretch, f, size, false);
     if (start)
       product<T>({w.stretch.keys(f, size), f.step_k}, size, {start, f.step_pair}, 2 * f.wide_v, f.K, {read, f.step_pair});
     correct<T>(w.stretch, f, size, update, start ? read : nullptr);
-    if (i + 1 < f.chunks()) remember<T>(w.stretch, f, size, update, w.faded, start, w.states + (i + 1) * f.pair());
+    if (i + 1 < f.chunks()) remember<T>(w.stretch, f, size, update, w.faded, start, w.path.both(i + 1));
   }
 }
 
@@ -110,79 +118,89 @@ static void pull_back_coupling(WalkBack<T>& w, const Course<T>& f, int64_t size,
   }
 }
 
+// What both memories and their gradients answer to the slopes and the writes, turned: the matrices stay as they lie.
 template <class T>
-static void turn_pair(const Course<T>& f, const T* pair, T* to) {
-  transpose(pair, f.step_pair, f.K, f.wide_v, to, f.step_turned);
-  transpose(pair + f.wide_v, f.step_pair, f.K, f.wide_v, to + f.wide_k, f.step_turned);
-}
-
-// to = a * the first half of a row of pairs + b * the second.
-template <class T>
-static void join(const Course<T>& f, const T* row, T a, T b, T* to, bool add) {
-  const Vec<T> first = splat(a), second = splat(b);
-  for (int64_t i = 0; i < f.wide_k; i += kLanes<T>) {
-    const Vec<T> sum = load(row + i) * first + load(row + f.wide_k + i) * second;
-    store(to + i, add ? load(to + i) + sum : sum);
-  }
-}
-
-// dQ and dK without what unit length adds; [X; Y] and Z stay for the gates.
-template <class T>
-static void pull_back_keys(WalkBack<T>& w, const Course<T>& f, int64_t size, const T* update, const T* start, bool pulled) {
-  const Stretch<T>& x = w.stretch;
-  const T *q = x.qk, *k = x.keys(f, size), scale = T(f.call.scale);
-  const Right<T> keys{k, f.step_k}, queries{q, f.step_k};
+static void ask_slopes(WalkBack<T>& w, const Course<T>& f, int64_t size, const T* start, bool pulled) {
+  const int64_t wide = padded<T>(size);
   if (start) {
-    turn_pair(f, start, w.turned);
-    product<T>({w.slope, f.step_v}, 2 * size, {w.turned, f.step_turned}, 2 * f.wide_k, f.V, {w.past, f.step_turned});
+    transpose(w.stretch.qk, f.step_k, size, f.wide_k, w.qt, f.step_c);
+    transpose(w.slope, f.step_v, size, f.wide_v, w.turned_slope, f.step_both);
+    transpose(w.slope + size * f.step_v, f.step_v, size, f.wide_v, w.turned_slope + wide, f.step_both);
   }
-  if (pulled) {
-    turn_pair(f, w.grad_state, w.turned_slope);
-    product<T>({update, f.step_v}, size, {w.turned_slope, f.step_turned}, 2 * f.wide_k, f.V, {w.write, f.step_turned});
+  for (int64_t half = 0; half < 2; ++half) {
+    const int64_t of = half * f.wide_v;
+    if (start)
+      product<T>({start + of, f.step_pair}, f.K, {w.turned_slope, f.step_both}, 2 * wide, f.V,
+                 {w.past + half * f.K * f.step_both, f.step_both});
+    if (pulled)
+      product<T>({w.grad_state + of, f.step_pair}, f.K, {w.turned_update, f.step_c}, wide, f.V,
+                 {w.write + half * f.K * f.step_c, f.step_c});
   }
-  for (int64_t t = 0; t < size; ++t) {
-    T *dq = w.grad_q + t * f.step_k, *dk = w.grad_k + t * f.step_k;
-    const T *reads = w.past + t * f.step_turned, *asks = reads + size * f.step_turned;
-    if (start) join(f, reads, scale * x.p[t + 1], scale * x.r[t + 1], dq, false);
-    if (start) join(f, asks, -x.p[t], -x.r[t], dk, false);
-    if (pulled) join(f, w.write + t * f.step_turned, x.to_memory[t], x.to_momentum[t], dk, start != nullptr);
+}
+
+// One key channel of all tokens: X and Y, and beside them Z, as queries, keys and gates feel them.
+template <class T>
+static void join_past(WalkBack<T>& w, const Course<T>& f, int64_t size, int64_t channel) {
+  const Stretch<T>& x = w.stretch;
+  const T *memory = w.past + channel * f.step_both, *momentum = memory + f.K * f.step_both;
+  const T *q = w.qt + channel * f.step_c, *k = x.kt + channel * f.step_c, *p = x.p, *r = x.r;
+  T *by_q = w.by_q + channel * f.step_c, *by_k = w.by_k + channel * f.step_c;
+  T *query_p = w.query_p, *query_r = w.query_r, *key_p = w.key_p, *key_r = w.key_r;
+  const Vec<T> scale = splat(T(f.call.scale));
+  for (int64_t s = 0, wide = padded<T>(size); s < wide; s += kLanes<T>) {
+    const Vec<T> a = load(memory + s) * scale, b = load(momentum + s) * scale;
+    const Vec<T> c = load(memory + wide + s), d = load(momentum + wide + s);
+    const Vec<T> query = load(q + s), key = load(k + s);
+    store(by_q + s, a * load(p + 1 + s) + b * load(r + 1 + s));
+    store(by_k + s, -(c * load(p + s) + d * load(r + s)));
+    store(query_p + s, load(query_p + s) + a * query);
+    store(query_r + s, load(query_r + s) + b * query);
+    store(key_p + s, load(key_p + s) - c * key);
+    store(key_r + s, load(key_r + s) - d * key);
+  }
+}
+template <class T>
+static void join_write(WalkBack<T>& w, const Course<T>& f, int64_t size, int64_t channel, bool add) {
+  const Stretch<T>& x = w.stretch;
+  const T *memory = w.write + channel * f.step_c, *momentum = memory + f.K * f.step_c, *k = x.kt + channel * f.step_c;
+  const T *to_memory = x.to_memory, *to_momentum = x.to_momentum;
+  T *by_k = w.by_k + channel * f.step_c, *left_memory = w.left_memory, *left_momentum = w.left_momentum;
+  for (int64_t s = 0, wide = padded<T>(size); s < wide; s += kLanes<T>) {
+    const Vec<T> a = load(memory + s), b = load(momentum + s), key = load(k + s);
+    const Vec<T> sum = a * load(to_memory + s) + b * load(to_momentum + s);
+    store(by_k + s, add ? load(by_k + s) + sum : sum);
+    store(left_memory + s, load(left_memory + s) + a * key);
+    store(left_momentum + s, load(left_momentum + s) + b * key);
+  }
+}
+
+// dQ and dK without what unit length adds, and what the carried memories say of p, r, m and of W's and M's last rows.
+template <class T>
+static void pull_back_keys(WalkBack<T>& w, const Course<T>& f, int64_t size, const T* start, bool pulled) {
+  const Stretch<T>& x = w.stretch;
+  const int64_t wide = padded<T>(size);
+  ask_slopes(w, f, size, start, pulled);
+  T* const sums[] = {w.query_p, w.query_r, w.key_p, w.key_r, w.left_memory, w.left_momentum};
+  for (T* sum : sums) std::memset(sum, 0, wide * sizeof(T));
+  w.by_p = w.by_r = w.by_m = 0;
+  for (int64_t i = 0; i < f.K; ++i) {
+    if (start) join_past(w, f, size, i);
+    if (pulled) join_write(w, f, size, i, start != nullptr);
+    if (!start || !pulled) continue;
+    const T *memory = start + i * f.step_pair, *slope = w.grad_state + i * f.step_pair;
+    w.by_p += dot(memory, slope, f.wide_v);
+    w.by_r += dot(memory + f.wide_v, slope, f.wide_v);
+    w.by_m += dot(memory + f.wide_v, slope + f.wide_v, f.wide_v);
   }
   T *dq = w.grad_q, *dk = w.grad_k;
+  if (start) transpose(w.by_q, f.step_c, f.K, wide, dq, f.step_k);
+  if (start || pulled) transpose(w.by_k, f.step_c, f.K, wide, dk, f.step_k);
+  const Right<T> keys{x.keys(f, size), f.step_k}, queries{x.qk, f.step_k};
   product<T>({w.by_read, f.step_c}, size, keys, f.wide_k, size, {dq, f.step_k, start ? dq : nullptr}, Part::lower_left);
   product<T>({w.by_read, f.step_c, true}, size, queries, f.wide_k, size,
              {dk, f.step_k, start || pulled ? dk : nullptr}, Part::upper_left);
   product<T>({w.by_pair, f.step_c}, size, keys, f.wide_k, size, {dk, f.step_k, dk}, Part::lower_left);
   product<T>({w.by_pair, f.step_c, true}, size, keys, f.wide_k, size, {dk, f.step_k, dk}, Part::upper_left);
-}
-
-// What the carried memories say of p, r, m, of W's last row and of M's.
-template <class T>
-static void pull_back_carries(WalkBack<T>& w, const Course<T>& f, int64_t size, const T* start, bool pulled) {
-  const Stretch<T>& x = w.stretch;
-  const T *q = x.qk, *k = x.keys(f, size);
-  const double scale = f.call.scale;
-  w.by_m = 0;
-  for (int64_t t = 0; t < size; ++t) w.by_p[t] = w.by_r[t] = 0;
-  for (int64_t i = 0; i < f.wide_c; ++i) w.last_moved[i] = 0;
-  for (int64_t t = 0; t < size && start; ++t) {
-    const T *reads = w.past + t * f.step_turned, *asks = reads + size * f.step_turned;
-    w.by_p[t] += scale * dot(reads, q + t * f.step_k, f.wide_k);
-    w.by_r[t] += scale * dot(reads + f.wide_k, q + t * f.step_k, f.wide_k);
-    if (!t) continue;
-    w.by_p[t - 1] -= dot(asks, k + t * f.step_k, f.wide_k);
-    w.by_r[t - 1] -= dot(asks + f.wide_k, k + t * f.step_k, f.wide_k);
-  }
-  for (int64_t s = 0; s < size && pulled; ++s) {
-    const T* row = w.write + s * f.step_turned;
-    w.by_held[(size - 1) * f.step_c + s] += dot(row, k + s * f.step_k, f.wide_k);
-    w.last_moved[s] = dot(row + f.wide_k, k + s * f.step_k, f.wide_k);
-  }
-  for (int64_t i = 0; i < f.K && start && pulled; ++i) {
-    const T *memory = start + i * f.step_pair, *slope = w.grad_state + i * f.step_pair;
-    w.by_p[size - 1] += dot(memory, slope, f.wide_v);
-    w.by_r[size - 1] += dot(memory + f.wide_v, slope, f.wide_v);
-    w.by_m += dot(memory + f.wide_v, slope + f.wide_v, f.wide_v);
-  }
 }
 
 // Back through the recursions of W, M, p, r and m, a row at a time.
@@ -191,7 +209,7 @@ static void pull_back_gates(WalkBack<T>& w, const Course<T>& f, int64_t begin, i
   const Stretch<T>& x = w.stretch;
   const MomentumCall& call = f.call;
   const int64_t wide = padded<T>(size);
-  double p = 0, r = 0, m = w.by_m;
+  double p = w.by_p, r = w.by_r, m = w.by_m;
   T* const rows[] = {w.row_held, w.row_moved, w.by_theta};
   for (T* row : rows) std::memset(row, 0, wide * sizeof(T));
   for (int64_t t = size - 1; t >= 0; --t) {
@@ -200,12 +218,13 @@ static void pull_back_gates(WalkBack<T>& w, const Course<T>& f, int64_t begin, i
     const int64_t at = t * f.step_c;
     Vec<T> by_keep{}, by_eta{};
     for (int64_t s = 0; s < wide; s += kLanes<T>) {
-      const Vec<T> theta = load(x.theta + s), slope = load(w.by_held + at + s);
+      const Vec<T> theta = load(x.theta + s);
+      const Vec<T> slope = load(w.by_held + at + s) + (last ? load(w.left_memory + s) : Vec<T>{});
       const Vec<T> held = slope * theta + load(w.row_held + s) * later_keep;
       Vec<T> moved = held + load(w.row_moved + s) * later_eta, by_theta = slope * load(x.held + at + s);
       if (last) {
-        moved += load(w.last_moved + s) * theta;
-        by_theta += load(w.last_moved + s) * load(x.moved + at + s);
+        moved += load(w.left_momentum + s) * theta;
+        by_theta += load(w.left_momentum + s) * load(x.moved + at + s);
       }
       store(w.row_held + s, held);
       store(w.row_moved + s, moved);
@@ -214,8 +233,9 @@ static void pull_back_gates(WalkBack<T>& w, const Course<T>& f, int64_t begin, i
       by_keep += held * load(x.held + at - f.step_c + s);
       by_eta += moved * load(x.moved + at - f.step_c + s);
     }
-    p = w.by_p[t] + p * later_keep;
-    r = w.by_r[t] + r * later_keep;
+    // Of the chunk's end they are there already; before a token they are those after the one before it.
+    p = (last ? p : p * later_keep + w.key_p[t + 1]) + w.query_p[t];
+    r = (last ? r : r * later_keep + w.key_r[t + 1]) + w.query_r[t];
     m = (last ? m : m * later_eta) + r;
     const int64_t to = f.place(begin + t);
     if (call.grad_alpha) static_cast<T*>(call.grad_alpha)[to] = T(-(sum_of<T>(by_keep) + p * x.p[t] + r * x.r[t]));
@@ -266,14 +286,13 @@ template <class T>
 static void walk_back_chunk(WalkBack<T>& w, const Course<T>& f, int64_t i, bool pulled) {
   const MomentumCall& call = f.call;
   const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
-  const T* start = i == 0 && !call.state && !call.momentum ? nullptr : w.states + i * f.pair();
-  const T* update = w.updates + i * f.C * f.step_v;
+  const T* start = i == 0 && !call.state && !call.momentum ? nullptr : w.path.both(i);
+  const T* update = w.path.update(i);
   read_course(w.stretch, f, begin, size);
   fill_coupling(w.stretch, f, size, true);
   pull_back_writes(w, f, begin, size, pulled);
   pull_back_coupling(w, f, size, update);
-  pull_back_keys(w, f, size, update, start, pulled);
-  pull_back_carries(w, f, size, start, pulled);
+  pull_back_keys(w, f, size, start, pulled);
   pull_back_gates(w, f, begin, size);
   if (i > 0 || call.grad_state || call.grad_momentum) pull_back_pair(w, f, size, pulled);
   write_slopes(w, f, begin, size);
@@ -286,7 +305,8 @@ static void momentum_backward(const MomentumCall& call, int64_t job, char* scrat
   WalkBack<T> w(arena, f, f.chunks());
   bool pulled = call.grad_final || call.grad_final_momentum;
   if (pulled) read_pair(f, call.grad_final, call.grad_final_momentum, w.grad_state);
-  replay(w, f);
+  if (call.trail) w.path = Path<T>::of_call(f);
+  else replay(w, f);
   for (int64_t i = f.chunks() - 1; i >= 0; --i) {
     walk_back_chunk(w, f, i, pulled);
     pulled = true;
@@ -304,6 +324,7 @@ static int64_t momentum_scratch_of(const MomentumCall& call, int64_t way) {
     if (length > longest) longest = length;
   }
   f.begin = 0, f.end = longest;
+  if (way == 2) return Path<T>::of_call_bytes(f);
   if (way) WalkBack<T>(arena, f, f.chunks());
   else Walk<T>(arena, f);
   return arena.used;

@@ -15,7 +15,7 @@ from innerloop.shapes import compute_dtype
 class Momentum(Matrices):
     """The memory ``S`` and its momentum ``U``, through the library; the gates are theta, eta and alpha."""
 
-    fields = Fields(7, 6, states=2)
+    fields = Fields(7, 6, states=2, trail=True)
     core = Core(2, fields.layout)
 
     def __init__(self) -> None:
