@@ -97,8 +97,8 @@ def test_all_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda a, b: (done.append("renamed"), replace(a, b)))
     monkeypatch.setattr(os, "rename", lambda a, b: (done.append("renamed"), rename(a, b)))
     files.write_text(tmp_path / "note", "x")
-    file, renamed, folder = done
-    assert file.startswith(".note.") and (renamed, folder) == ("renamed", tmp_path.name)
+    assert done[0].startswith(".note.")
+    assert done[1:] == ["renamed", tmp_path.name]
     done.clear()
     with files.new_folder(tmp_path / "made") as partial:
         (partial / "a").write_text("a")
