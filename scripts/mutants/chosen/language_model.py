@@ -2,7 +2,7 @@
 
 from scripts.mutants.mutant import Mutant, tests
 
-MODEL, LOSS, STATE, FILES = "lm/model.py", "lm/loss.py", "lm/state.py", "lm/files.py"
+MODEL, LOSS, STATE = "lm/model.py", "lm/loss.py", "lm/state.py"
 PATTERN, CONFIG, SAMPLING, FACE = "lm/pattern.py", "lm/config.py", "lm/sampling.py", "integrations/huggingface.py"
 TESTS = {name: f"lm/test_{name}.py" for name in ("model", "config", "state", "files", "generate", "huggingface")}
 
@@ -90,13 +90,6 @@ MUTANTS = (
         "return self._mapped(lambda layer: layer.reorder(index))",
         "return State((self.layers[0], *self._mapped(lambda layer: layer.reorder(index)).layers[1:]))",
         tests(TESTS["state"], "test_rows_go_where_they_are_told_in_every_layer[kda]"),
-    ),
-    Mutant(
-        "the configuration beside older weights wins",
-        FILES,
-        '    if "innerloop" in metadata:\n',
-        "    if False:\n",
-        tests(TESTS["files"], "test_an_interrupted_save_leaves_the_old_model_or_the_new[write-model.safetensors]"),
     ),
     Mutant(
         "what begins with meta stays without a start",

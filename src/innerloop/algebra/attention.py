@@ -53,8 +53,8 @@ def attend(
     states = remember(k, v, past)
     heads = max(q.shape[-2], v.shape[-2])
     if window:
-        pairs = tuple(align_heads(x, heads).transpose(1, 2) for x in (q, k, v))
-        return _attend_near(*pairs, _before(past, heads, window - 1), window).transpose(1, 2), states
+        q, k, v = (align_heads(x, heads).transpose(1, 2) for x in (q, k, v))
+        return _attend_near(q, k, v, _before(past, heads, window - 1), window).transpose(1, 2), states
     keys, values, lengths = states
     q, keys, values = (align_heads(x, heads).transpose(1, 2) for x in (q, keys, values))  # [B, G, ., .]
     if keys.shape[-2] == q.shape[-2]:

@@ -137,7 +137,7 @@ class InnerloopForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "model"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
-    _no_split_modules = ("Block",)
+    _no_split_modules = ["Block"]  # ruff: ignore[mutable-class-default] - a list is asked for
     _is_stateful = True  # speculation would need to take tokens back
 
     def __init__(self, config: InnerloopConfig) -> None:

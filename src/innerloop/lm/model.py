@@ -129,8 +129,8 @@ class LanguageModel(nn.Module):
         if isinstance(tokens, Tensor) and labels.shape != tokens.shape:
             raise ValueError(f"labels must have the tokens' shape {list(tokens.shape)}; got {list(labels.shape)}")
         x, state = self.hidden(tokens, state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
-        options = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "reduction": reduction}
-        return self.loss_of(x, labels, **options), state
+        loss = self.loss_of(x, labels, attention_mask=attention_mask, cu_seqlens=cu_seqlens, reduction=reduction)
+        return loss, state
 
     def loss_of(
         self,
