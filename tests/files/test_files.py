@@ -44,6 +44,19 @@ def test_a_block_that_raises_leaves_the_old_file_alone(tmp_path):
     assert (path.read_text(), names(tmp_path)) == ("old", ["note"])
 
 
+def test_a_name_that_cannot_be_given_leaves_the_old_file_alone(tmp_path, monkeypatch):
+    path = tmp_path / "note"
+    path.write_text("old")
+
+    def refuse(source, target):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError):
+        files.write_text(path, "new")
+    assert (path.read_text(), names(tmp_path)) == ("old", ["note"])
+
+
 def test_a_folder_is_there_once_all_is_in_it(tmp_path):
     path = tmp_path / "made"
     with files.new_folder(path) as partial:
