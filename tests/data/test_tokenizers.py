@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from innerloop.data import SEPARATOR, ByteTokenizer, PairTokenizer, cut, load_tokenizer, pydoc_topics
@@ -91,6 +91,8 @@ def test_the_file_is_one_that_hugging_face_reads(tokenizer):
 
 @settings(max_examples=200, deadline=None)
 @given(text=ODD, piece=st.integers(1, 40), block=st.integers(1, 50))
+@example(text=" " * 8 + "b", piece=2, block=7)
+@example(text="\n\n    b", piece=2, block=3)
 def test_pieces_are_encoded_as_the_whole(text, piece, block):
     text = "word " + text
     pieces = list(cut((text[i : i + block] for i in range(0, len(text), block)), piece))

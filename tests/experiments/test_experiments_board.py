@@ -25,7 +25,7 @@ def result(**changed):
 def test_the_check_holds_every_layer_to_the_band():
     b06.check(result())
     for changed, words in (
-        ({"perplexity": 380.0}, "kda ends at 380.0, frequencies alone at 372.0"),
+        ({"perplexity": 520.0}, "kda ends at perplexity 520.0, wanted 513.5"),
         ({"perplexity": float("nan")}, "kda ends at perplexity nan"),
         ({"losses": [7.0, 7.1]}, "kda goes from a loss"),
     ):

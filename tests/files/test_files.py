@@ -44,6 +44,19 @@ def test_a_block_that_raises_leaves_the_old_file_alone(tmp_path):
     assert (path.read_text(), names(tmp_path)) == ("old", ["note"])
 
 
+def test_a_name_that_cannot_be_given_leaves_the_old_file_alone(tmp_path, monkeypatch):
+    path = tmp_path / "note"
+    path.write_text("old")
+
+    def refuse(source, target):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError):
+        files.write_text(path, "new")
+    assert (path.read_text(), names(tmp_path)) == ("old", ["note"])
+
+
 def test_a_folder_is_there_once_all_is_in_it(tmp_path):
     path = tmp_path / "made"
     with files.new_folder(path) as partial:
@@ -97,8 +110,8 @@ def test_all_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda a, b: (done.append("renamed"), replace(a, b)))
     monkeypatch.setattr(os, "rename", lambda a, b: (done.append("renamed"), rename(a, b)))
     files.write_text(tmp_path / "note", "x")
-    file, renamed, folder = done
-    assert file.startswith(".note.") and (renamed, folder) == ("renamed", tmp_path.name)
+    assert done[0].startswith(".note.")
+    assert done[1:] == ["renamed", tmp_path.name]
     done.clear()
     with files.new_folder(tmp_path / "made") as partial:
         (partial / "a").write_text("a")

@@ -10,7 +10,7 @@ MUTANTS = (
         FILES,
         "        os.replace(partial, path)\n",
         "        path.write_bytes(partial.read_bytes())\n        os.replace(partial, path)\n",
-        tests(FILE, "test_a_writer_that_is_killed_leaves_a_leftover_alone[rename-whole]"),
+        tests(FILE, "test_a_name_that_cannot_be_given_leaves_the_old_file_alone"),
     ),
     Mutant(
         "what failed to be written stays",

@@ -28,10 +28,10 @@ MUTANTS = (
         "lines after the checkpoint stay", LOG, "            os.truncate(path, size)\n", "            pass\n", AGAIN
     ),
     Mutant(
-        "the order begins anew on resuming",
+        "the place in the order is rounded on resuming",
         SESSION,
-        "        batch = self.tokens.batch(\n            self.step,",
-        "        batch = self.tokens.batch(\n            self.counts.updates,",
+        "        self.step = checkpoint.step\n",
+        "        self.step = checkpoint.step // 5 * 5\n",
         STOPPED,
     ),
     Mutant(
