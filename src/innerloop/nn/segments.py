@@ -65,7 +65,8 @@ class SegmentMemory(nn.Module):
         wide = [token.to(dtype) for token in tokens]
         with full_precision(x):
             o, (*memory, held) = run_sequence(learner, wide, [0.0] * 4, started.parts, started, turn.sequences.bounds)
-        turn.memory = TitansState(*memory, turn.position + turn.sequences.lengths(x))
+        start, weights, momentum = memory
+        turn.memory = TitansState(start, weights, momentum, turn.position + turn.sequences.lengths(x))
         turn.windows["segment"] = held.transpose(1, 2).flatten(-2)
         return o.to(x.dtype)
 

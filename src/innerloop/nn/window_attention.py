@@ -60,7 +60,8 @@ class WindowAttention(nn.Module):
             q = torch.zeros_like(row[..., : q.shape[-1]]).index_copy(1, place, q)
         else:
             q = F.pad(q, (0, 0, row.shape[1] - q.shape[1], 0))
-        o = self._blocks(q, *row.chunk(2, -1), owner, spot)
+        k, v = row.chunk(2, -1)
+        o = self._blocks(q, k, v, owner, spot)
         return o[:, place] if place is not None else o[:, row.shape[1] - x.shape[1] :]
 
     def _blocks(self, q: Tensor, k: Tensor, v: Tensor, owner: Tensor, spot: Tensor) -> Tensor:
