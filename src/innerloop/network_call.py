@@ -86,7 +86,7 @@ def check_positive(name: str, value: object) -> None:
     """Raise unless ``value`` is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number; got {type(value).__name__}")
-    if not 0 < value < math.inf:
+    if not 0 < float(value) < math.inf:
         raise ValueError(f"{name} must be finite and above 0; got {value}")
 
 
