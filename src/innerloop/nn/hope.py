@@ -108,11 +108,11 @@ class Hope(Layer):
         q = unit(heads(self.query(query), self.heads))
         token = heads(token, self.heads).to(q.dtype)
         writers = self.key(), self.value(), self.rate(), self.keep()
-        biases = self.rate_bias(), self.keep_bias()
+        rate_bias, keep_bias = self.rate_bias(), self.keep_bias()
         if self.stop_gradient_writes:
-            token, biases = token.detach(), tuple(x.detach() for x in biases)
+            token, rate_bias, keep_bias = token.detach(), rate_bias.detach(), keep_bias.detach()
             writers = tuple(tuple(w.detach() for w in memory) for memory in writers)
-        (key, value, rate, keep), (rate_bias, keep_bias) = writers, biases
+        key, value, rate, keep = writers
         weights = ops.HopeWeights(key, value, rate, keep, self.memory(), rate_bias, keep_bias)
         o = turn.learn(
             ops.hope, token, q, weights=weights, rate_max=self.rate_max, read=self.read, mini_batch=self.mini_batch,

@@ -152,8 +152,8 @@ class Titans(Layer):
         q, k, v = (heads(y, self.heads) for y in self.streams(x, turn))
         q, k, v, gates = self.written(q, k, v, self.gates(x))
         return turn.learn(
-            ops.titans, q, k, v, **gates, weights=self.first(), mini_batch=self.mini_batch,
-            normalize_step=self.normalize_step,
+            ops.titans, q, k, v, theta=gates["theta"], eta=gates["eta"], alpha=gates["alpha"], weights=self.first(),
+            mini_batch=self.mini_batch, normalize_step=self.normalize_step,
         )  # fmt: skip
 
     def written(

@@ -281,8 +281,8 @@ def cms_update(state: CMSState, delta: Tensor) -> CMSState:
         levels.append(_moved(weights, total, [inputs, hidden], [below, signal], rate, state.position, period))
         signal = signal + below @ weights[0].mT
     found, sums = zip(*reversed(levels), strict=True)
-    found, sums = apart((found, sums), set())
-    return CMSState(found, sums, (), state.position.clone())
+    moved, kept = apart((found, sums), set())
+    return CMSState(moved, kept, (), state.position.clone())
 
 
 def _moved(
