@@ -53,6 +53,7 @@ docs: $(SETUP)  ## write docs/rules.md from the list of rules
 
 bench: $(SETUP)  ## the kernels against the alternatives (ten minutes), as docs/benchmarks.md and benchmarks/results
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,bench]"
+	mkdir -p benchmarks/results
 	$(BIN)/innerloop bench --json benchmarks/results --page docs/benchmarks.md
 
 fuzz: $(SETUP)  ## COUNT random calls (20,000: minutes) against the token loop
