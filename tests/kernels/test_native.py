@@ -60,8 +60,9 @@ def test_any_widths_serve(name, K, V):
         assert_close(gradients(got, result), slopes, dtype, "gradients", f"{dtype} gradient of")
 
 
-def test_a_very_long_sequence_stays_exact():
-    call = draw_call("gated_delta_rule", T=65_537, B=1, H=1, G=1, K=8, V=8, dtype=torch.float32)
+@pytest.mark.parametrize("name", ["gated_delta_rule", "rwkv7"])
+def test_a_very_long_sequence_stays_exact(name):
+    call = draw_call(name, T=65_537, B=1, H=1, G=1, K=8, V=8, dtype=torch.float32)
     call.gates["g"] = call.gates["g"] * 0.01
     exact = call.to(torch.float64).tracked()
     want = exact.run(backend="torch")
@@ -71,8 +72,9 @@ def test_a_very_long_sequence_stays_exact():
     assert_close(gradients(got, result), gradients(exact, want), torch.float32, "gradients")
 
 
-def test_denormals_run_at_full_speed_and_stay_denormal_elsewhere():
-    call = draw_call("gated_delta_rule", T=256, B=1, K=64, V=64, dtype=torch.float32)
+@pytest.mark.parametrize("name", ["gated_delta_rule", "kda"])
+def test_denormals_run_at_full_speed_and_stay_denormal_elsewhere(name):
+    call = draw_call(name, T=256, B=1, K=64, V=64, dtype=torch.float32)
     tail = call.map(lambda name, x: x * 1e-40 if name == "v" else x)
 
     def least_seconds(some):
@@ -162,9 +164,10 @@ def test_every_instruction_set_of_this_machine_gives_the_same():
     code = (
         "import torch; from innerloop.testing import draw_call, gradients;"
         "from innerloop.kernels.native import instruction_set;"
-        "call = draw_call('gated_delta_rule', T=70, K=33, V=17, dtype=torch.float32).tracked();"
+        "calls = [draw_call(name, T=70, K=33, V=17, dtype=torch.float32).tracked()"
+        " for name in ('gated_delta_rule', 'gla', 'gdn2', 'rwkv7')];"
         "print(instruction_set(), *(x.double().square().sum().item()"
-        " for x in gradients(call, call.run(backend='cpu')).values()))"
+        " for call in calls for x in gradients(call, call.run(backend='cpu')).values()))"
     )
     assert instruction_set() in {"plain", "avx2", "avx512"}
     found = [run_in_new_process(code, INNERLOOP_ISA=most).split() for most in ("plain", "avx2", "")]

@@ -25,7 +25,7 @@ struct Backward {
 
   Backward(Arena& arena, const Frame<T>& f, int64_t chunks) {
     const int64_t tokens = f.tall();
-    chunk.take(arena, f), slope.take(arena, f);
+    chunk.take(arena, f, true), slope.take(arena, f);
     states = arena.take<T>(chunks * f.K * f.step_v), writes = arena.take<T>(chunks * f.writes * tokens * f.step_v);
     read = arena.take<T>(tokens * f.step_v), minus = arena.take<T>(tokens);
     slopes = arena.take<T>(f.reads * tokens * f.step_v), grad_v = arena.take<T>(tokens * f.step_v);
@@ -49,11 +49,10 @@ static void replay(Backward<T>& x, const Frame<T>& f) {
     const bool last = i + 1 == chunks;
     const T* start = i == 0 && !f.call.state ? nullptr : x.states + i * matrix;
     T* writes = x.written(f, i);
-    c.begin(f, size, false);
+    c.begin(f, size, false, false);
     read_values(c, f, begin, writes, x.gate_v);
     if (last && f.reads == 1) break;
-    read_chunk(c, f, begin);
-    fade_products<T>(c, f, c.rows, nullptr);
+    fade_chunk<T>(c, f, begin, c.rows, nullptr);
     if (start && c.reads)
       product<T>({c.rows, f.step_k}, size, {start, f.step_v}, f.wide_v, f.K, {x.read, f.step_v});
     correct<T>(c, f, writes, start ? x.read : nullptr, f.step_v, x.minus);
@@ -69,6 +68,7 @@ static void pull_back_writes(Backward<T>& x, const Frame<T>& f, int64_t begin, b
   const int64_t step = f.reads * f.step_v, size = c.size;
   for (int64_t t = 0; t < size; ++t) {
     T* row = x.slopes + t * step;
+    ask_row(f.call.grad_out, f.own(f.call.grad_out, smaller(begin + t + kAhead, f.end - 1)), f.V);
     read_row(f.call.grad_out, f.own(f.call.grad_out, begin + t), f.V, row);
     multiply(row, row, T(f.call.scale), f.wide_v);
   }
@@ -217,12 +217,8 @@ static void backward_chunk(Backward<T>& x, const Frame<T>& f, int64_t i, bool pu
   const T* start = i == 0 && !f.call.state ? nullptr : x.states + i * f.K * f.step_v;
   const T* writes = x.written(f, i);
   Chunk<T>& c = x.chunk;
-  c.begin(f, smaller(f.C, f.end - begin), true);
-  T* const rows = c.rows;
-  c.rows = x.slope.given;
-  read_chunk(c, f, begin);
-  c.rows = rows;
-  fade_products<T>(c, f, x.slope.given, x.slope.saved_rows);
+  c.begin(f, smaller(f.C, f.end - begin), true, true);
+  fade_chunk<T>(c, f, begin, x.slope.given, x.slope.saved_rows);
   fade_behind(c, f, x.slope.behind, x.slope.saved_columns);
   pull_back_writes(x, f, begin, pulled);
   pull_back_grams(x, f, writes);

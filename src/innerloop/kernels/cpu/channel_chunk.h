@@ -55,24 +55,29 @@ template <class T>
 struct Chunk {
   int64_t size, tall, blocks;
   int64_t reads;       // of a token's rows, how many are here
+  bool held;           // whether y and e^g of all blocks are held, or those of one at a time
   T* rows;             // [tall reads, K]: q and x of a token, one under the other
-  T* columns;          // [writes tall, K]: y
-  T* keep;             // [tall, K]: e^g
+  T* columns;          // [writes tall, K], or [writes block, K]: y
+  T* keep;             // [tall, K], or [block, K]: e^g
   T* spans;            // [levels + 1][blocks, K]: what neighbouring blocks keep together
   T* turned;           // [K, writes tall]: columns, turned
   T* grams;            // [tall reads, writes tall]: what rows read of columns, 0 above the diagonal
   T *unit_q, *unit_k;  // by what queries and keys were multiplied
 
-  void take(Arena& arena, const Frame<T>& f) {
-    const int64_t tokens = f.tall();
-    rows = arena.take<T>(tokens * f.reads * f.step_k), columns = arena.take<T>(tokens * f.writes * f.step_k);
-    keep = arena.take<T>(tokens * f.step_k), spans = arena.take<T>((f.levels + 1) * f.blocks * f.step_k);
+  void take(Arena& arena, const Frame<T>& f, bool hold) {
+    const int64_t tokens = f.tall(), here = hold ? tokens : kBlock<T>;
+    rows = arena.take<T>(tokens * f.reads * f.step_k), columns = arena.take<T>(here * f.writes * f.step_k);
+    keep = arena.take<T>(here * f.step_k), spans = arena.take<T>((f.levels + 1) * f.blocks * f.step_k);
     turned = arena.take<T>(f.wide_k * f.step_c), grams = arena.take<T>(tokens * f.reads * f.step_c);
     unit_q = arena.take<T>(tokens), unit_k = arena.take<T>(tokens);
   }
-  void begin(const Frame<T>& f, int64_t tokens, bool queries) {
-    size = tokens, blocks = (size + kBlock<T> - 1) / kBlock<T>, tall = blocks * kBlock<T>;
+  void begin(const Frame<T>& f, int64_t tokens, bool queries, bool hold) {
+    held = hold, size = tokens, blocks = (size + kBlock<T> - 1) / kBlock<T>, tall = blocks * kBlock<T>;
     reads = queries ? f.reads : f.reads - 1;
+  }
+  T* kept(const Frame<T>& f, int64_t b) const { return keep + (held ? b * kBlock<T> : 0) * f.step_k; }
+  T* written(const Frame<T>& f, int64_t n, int64_t b) const {
+    return columns + (held ? n * tall + b * kBlock<T> : n * kBlock<T>) * f.step_k;
   }
   const T* whole(const Frame<T>& f) const { return spans + f.level_of(blocks) * f.blocks * f.step_k; }
   // Between two rows of one operand.
@@ -135,50 +140,61 @@ static void read_keep(const Frame<T>& f, int64_t token, T* keep) {
   for (int64_t i = 0; i < f.wide_k; i += kLanes<T>) store(keep + i, exp_of(load(keep + i)));
 }
 
-template <class T>
-static void read_chunk(Chunk<T>& c, const Frame<T>& f, int64_t begin) {
-  const int64_t apart = c.tall * f.step_k;
-  for (int64_t t = 0; t < c.size; ++t) {
-    T *row = c.rows + t * c.reads * f.step_k, *x = row + (c.reads - 1) * f.step_k;
-    if (c.reads == f.reads) c.unit_q[t] = read_query(f, begin + t, row);
-    c.unit_k[t] = read_keys(f, begin + t, x, c.columns + t * f.step_k, apart);
-    read_keep(f, begin + t, c.keep + t * f.step_k);
-  }
-  const int64_t rest = c.tall - c.size;
-  if (!rest) return;
-  fill(c.rows + c.size * c.reads * f.step_k, T(0), rest * c.reads * f.step_k);
-  fill(c.keep + c.size * f.step_k, T(1), rest * f.step_k);
-  for (int64_t n = 0; n < f.writes; ++n) fill(c.columns + n * apart + c.size * f.step_k, T(0), rest * f.step_k);
-}
-
-// Ask for rows that the next chunk will read: they lie a page apart, where no prefetcher of the processor's follows.
-template <class T>
-static void ask_ahead(const Strided& x, const Frame<T>& f, int64_t begin, int64_t of, int64_t n) {
+// Ask for a row that will be read: rows lie a page apart, where no prefetcher of the processor's follows.
+INNERLOOP_INLINE void ask_row(const Strided& x, int64_t offset, int64_t n) {
   constexpr int64_t sizes[] = {4, 8, 2, 2};
   const int64_t size = sizes[x.element];
   if (!x.data || x.column != 1) return;
-  const int64_t from = begin < f.begin ? f.begin : begin, to = smaller(f.end, begin + f.C);
-  for (int64_t t = from; t < to; ++t) {
-    const char* row = static_cast<const char*>(x.data) + f.at(x, t, of) * size;
-    for (int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(row + i, 0, 3);
-  }
+  const char* row = static_cast<const char*>(x.data) + offset * size;
+  for (int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(row + i, 0, 3);
 }
 
-// Gates of the next chunk, in the order of the call.
+constexpr int64_t kAhead = 8;  // tokens; many more would push each other out of the caches' sets
+
+// All rows of a token but that of its value. Inline: GCC drops the call of a function that does nothing but ask.
 template <class T>
-static void ask_ahead_gates(const Frame<T>& f, int64_t begin) {
+INNERLOOP_INLINE void ask_token(const Frame<T>& f, int64_t token, bool query) {
   const ChannelCall& call = f.call;
-  ask_ahead(call.g, f, begin, f.head, f.K);
-  if (call.kind > kDelta) ask_ahead(call.first, f, begin, f.head, f.K);
-  if (call.kind == kDecoupled) ask_ahead(call.second, f, begin, f.head, f.V);
-  if (call.kind == kGeneralized) ask_ahead(call.second, f, begin, f.key_head(), f.K);
+  if (token >= f.end) return;
+  if (query) ask_row(call.q, f.shared(call.q, token), f.K);
+  ask_row(call.k, f.shared(call.k, token), f.K);
+  ask_row(call.g, f.own(call.g, token), f.K);
+  if (call.kind > kDelta) ask_row(call.first, f.own(call.first, token), f.K);
+  if (call.kind == kGeneralized) ask_row(call.second, f.shared(call.second, token), f.K);
+}
+
+// Read the tokens of a block of the chunk that starts at `begin`, and fill it up.
+template <class T>
+static void read_block(Chunk<T>& c, const Frame<T>& f, int64_t begin, int64_t b, T* rows) {
+  constexpr int64_t block = kBlock<T>;
+  const int64_t first = b * block, some = smaller(block, c.size - first);
+  const bool query = c.reads == f.reads;
+  T *keep = c.kept(f, b), *columns = c.written(f, 0, b);
+  rows += first * c.reads * f.step_k;
+  for (int64_t t = 0; t < some; ++t) {
+    const int64_t token = begin + first + t;
+    T *row = rows + t * c.reads * f.step_k, *x = row + (c.reads - 1) * f.step_k;
+    ask_token(f, token + kAhead, query);
+    if (query) c.unit_q[first + t] = read_query(f, token, row);
+    c.unit_k[first + t] = read_keys(f, token, x, columns + t * f.step_k, c.written(f, 1, b) - columns);
+    read_keep(f, token, keep + t * f.step_k);
+  }
+  if (some == block) return;
+  fill(rows + some * c.reads * f.step_k, T(0), (block - some) * c.reads * f.step_k);
+  fill(keep + some * f.step_k, T(1), (block - some) * f.step_k);
+  for (int64_t n = 0; n < f.writes; ++n) fill(c.written(f, n, b) + some * f.step_k, T(0), (block - some) * f.step_k);
 }
 
 // Values of a chunk, behind what is corrected where both are written; `row` is for gates.
 template <class T>
 static void read_values(const Chunk<T>& c, const Frame<T>& f, int64_t begin, T* writes, T* row) {
   T* values = writes + (f.writes - 1) * c.tall * f.step_v;
-  for (int64_t t = 0; t < c.size; ++t) read_value(f, begin + t, values + t * f.step_v, row);
+  for (int64_t t = 0; t < c.size; ++t) {
+    const int64_t token = smaller(begin + t + kAhead, f.end - 1);
+    ask_row(f.call.v, f.own(f.call.v, token), f.V);
+    if (f.call.kind == kDecoupled) ask_row(f.call.second, f.own(f.call.second, token), f.V);
+    read_value(f, begin + t, values + t * f.step_v, row);
+  }
   for (int64_t n = 0; n < f.writes && c.tall > c.size; ++n)
     fill(writes + (n * c.tall + c.size) * f.step_v, T(0), (c.tall - c.size) * f.step_v);
 }

@@ -79,26 +79,27 @@ static void fade_rows(const T* given, const T* keep, int64_t step, int64_t chann
 }
 
 template <class T, bool Query, bool Ask, bool Early>
-static void fade_blocks(Chunk<T>& c, const Frame<T>& f, const T* given) {
+static void fade_block(Chunk<T>& c, const Frame<T>& f, int64_t b, const T* given) {
   constexpr int64_t block = kBlock<T>;
-  const int64_t rows = block * c.reads * f.step_k;
-  for (int64_t b = 0; b < c.blocks; ++b) {
-    const T *some = given + b * rows, *keep = c.keep + b * block * f.step_k;
-    T* gram = c.grams + b * block * (c.reads * f.step_c + 1);
-    for (int64_t n = 0; n < f.writes; ++n)
-      pass_block<T, Query, Ask, Early>(some, keep, f.step_k, f.K, c.turned + n * c.tall + b * block,
-                                       gram + n * c.tall, f.step_c);
-    fade_rows<T, Query, Ask, Early>(some, keep, f.step_k, f.wide_k, c.rows + b * rows, c.spans + b * f.step_k);
+  const int64_t row = b * block * c.reads;
+  const T *keep = c.kept(f, b), *some = given + row * f.step_k;
+  for (int64_t n = 0; n < f.writes; ++n) {
+    const int64_t column = n * c.tall + b * block;
+    T *turned = c.turned + column, *gram = c.grams + row * f.step_c + column;
+    transpose(c.written(f, n, b), f.step_k, block, f.wide_k, turned, f.step_c);
+    pass_block<T, Query, Ask, Early>(some, keep, f.step_k, f.K, turned, gram, f.step_c);
   }
+  fade_rows<T, Query, Ask, Early>(some, keep, f.step_k, f.wide_k, c.rows + row * f.step_k, c.spans + b * f.step_k);
 }
 
 template <class T>
-static void fade_blocks_of(Chunk<T>& c, const Frame<T>& f, const T* given) {
+static void fade_block_of(Chunk<T>& c, const Frame<T>& f, int64_t b, const T* given) {
   const bool query = c.reads == f.reads, early = f.call.kind == kGeneralized;
-  if (f.reads == 1) return query ? fade_blocks<T, true, false, false>(c, f, given)
-                                 : fade_blocks<T, false, false, false>(c, f, given);
-  if (query) return early ? fade_blocks<T, true, true, true>(c, f, given) : fade_blocks<T, true, true, false>(c, f, given);
-  return early ? fade_blocks<T, false, true, true>(c, f, given) : fade_blocks<T, false, true, false>(c, f, given);
+  if (f.reads == 1) return query ? fade_block<T, true, false, false>(c, f, b, given)
+                                 : fade_block<T, false, false, false>(c, f, b, given);
+  if (query) return early ? fade_block<T, true, true, true>(c, f, b, given)
+                          : fade_block<T, true, true, false>(c, f, b, given);
+  return early ? fade_block<T, false, true, true>(c, f, b, given) : fade_block<T, false, true, false>(c, f, b, given);
 }
 
 // Neighbours of a level: blocks first to middle, and middle to last.
@@ -153,14 +154,16 @@ static void join(Chunk<T>& c, const Frame<T>& f, const Pair& pair, T* saved) {
   fade_all(rows, rows, some, f.step_k, before, f.wide_k);
 }
 
-// From rows as given, which may be c.rows, to the products and to what reaches beyond the chunk. `saved`: [levels] more.
+// Read a chunk; then its products, and what of it reaches beyond. `given`: where rows stay as they came, which may be
+// c.rows; `saved`: [levels] more.
 template <class T>
-static void fade_products(Chunk<T>& c, const Frame<T>& f, const T* given, T* saved) {
+static void fade_chunk(Chunk<T>& c, const Frame<T>& f, int64_t begin, T* given, T* saved) {
   const int64_t tokens = f.tall() * f.reads * f.step_k;
   fill(c.grams, T(0), c.tall * c.reads * f.step_c);
-  for (int64_t n = 0; n < f.writes; ++n)
-    transpose(c.columns + n * c.tall * f.step_k, f.step_k, c.tall, f.wide_k, c.turned + n * c.tall, f.step_c);
-  fade_blocks_of(c, f, given);
+  for (int64_t b = 0; b < c.blocks; ++b) {
+    read_block(c, f, begin, b, given);
+    fade_block_of(c, f, b, given);
+  }
   for (int64_t level = 0; int64_t(1) << level < c.blocks; ++level) {
     for_level(level, c.blocks, [&](const Pair& pair) { join(c, f, pair, saved ? saved + level * tokens : nullptr); });
     join_spans(c, f, level);

@@ -14,7 +14,7 @@ struct Forward {
 
   Forward(Arena& arena, const Frame<T>& f) {
     const int64_t tokens = f.tall();
-    chunk.take(arena, f);
+    chunk.take(arena, f, false);
     writes = arena.take<T>(f.writes * tokens * f.step_v), read = arena.take<T>(2 * tokens * f.step_v);
     minus = arena.take<T>(tokens), row = arena.take<T>(f.step_v), state = arena.take<T>(f.K * f.step_v);
     if (minus) fill(minus, T(-1), tokens);
@@ -65,16 +65,11 @@ static void read_out(Forward<T>& x, const Frame<T>& f, int64_t begin, bool empty
 template <class T>
 static void forward_chunk(Forward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, bool empty, bool last) {
   Chunk<T>& c = x.chunk;
-  c.begin(f, size, true);
-  read_chunk(c, f, begin);
-  read_values(c, f, begin, x.writes, x.row);
-  ask_ahead(f.call.q, f, begin + size, f.key_head(), f.K);
-  ask_ahead(f.call.k, f, begin + size, f.key_head(), f.K);
-  fade_products<T>(c, f, c.rows, nullptr);
-  ask_ahead_gates(f, begin + size);
+  c.begin(f, size, true, false);
+  fade_chunk<T>(c, f, begin, c.rows, nullptr);
   if (!empty)
     product<T>({c.rows, f.step_k}, c.reads * size, {x.state, f.step_v}, f.wide_v, f.K, {x.read, f.step_v});
-  ask_ahead(f.call.v, f, begin + size, f.head, f.V);
+  read_values(c, f, begin, x.writes, x.row);
   correct<T>(c, f, x.writes, empty ? nullptr : x.read + f.step_v, c.reads * f.step_v, x.minus);
   read_out(x, f, begin, empty);
   if (!last || f.call.final) remember<T>(c, f, x.writes, empty ? nullptr : x.state, x.state);

@@ -39,7 +39,7 @@ static void fade_columns(const T* given, const T* keep, int64_t step, int64_t ch
   }
 }
 
-// What fade_products does to turned columns, to columns that lie as rows; the spans are there.
+// What fade_chunk does to turned columns, to columns that lie as rows; the spans are there.
 template <class T>
 static void fade_behind(const Chunk<T>& c, const Frame<T>& f, T* behind, T* saved) {
   constexpr int64_t block = kBlock<T>;

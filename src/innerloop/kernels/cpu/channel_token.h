@@ -44,10 +44,10 @@ static void put(const T* __restrict before, const T* keep, int64_t K, int64_t V,
 template <class T>
 static void token(Chunk<T>& c, const Frame<T>& f, T* writes, T* read) {
   const ChannelCall& call = f.call;
-  c.begin(f, 1, true);
-  read_chunk(c, f, f.begin);
+  c.begin(f, 1, true, false);
+  read_block(c, f, f.begin, 0, c.rows);
   read_values(c, f, f.begin, writes, read);
-  const T *y = c.columns, *z = f.writes == 2 ? y + c.tall * f.step_k : nullptr;
+  const T *y = c.columns, *z = f.writes == 2 ? c.written(f, 1, 0) : nullptr;
   const T* value = writes + (f.writes - 1) * c.tall * f.step_v;
   T *q = c.rows, *x = q + (f.reads - 1) * f.step_k, *found = read, *asked = read + f.step_v;
   const T own = dot(q, y, f.wide_k), added = z ? dot(q, z, f.wide_k) : T(0);
