@@ -45,7 +45,8 @@ struct ScalarCall {
 };
 
 // One memory a head, each of whose K channels fades at its own pace (channel.h):
-//   S' = diag(e^g) S + y (v - x^T diag(e^g) S)^T, or where an erase has a key of its own S' = diag(e^g) S - y (x^T S)^T + k v^T.
+//   S' = diag(e^g) S + y (v - x^T diag(e^g) S)^T, or where an erase has a key of its own
+//   S' = diag(e^g) S - y (x^T S)^T + k v^T.
 struct ChannelCall {
   Header header;
   int64_t kind;  // 0: the pair is added; 1: x = k, y = beta k; 2: x = b k, y = k, value w v; 3: x = kappa, y = a kappa

@@ -1,7 +1,7 @@
 // Products of rows and columns whose channels fade on the way, by running products alone:
 //   <x_t, y_s> = sum_c x_tc y_sc prod_{s < i <= t} w_ic,  or up to t - 1 where x reads the memory before it fades.
-// Within a block one token after another fades the columns, which lie turned, a vector of them for a channel. Blocks join
-// by pairs: a row carries what is kept since its block's start, a column what is left at its block's end, and what
+// Within a block one token after another fades the columns, which lie turned, a vector of them for a channel. Blocks
+// join by pairs: a row carries what is kept since its block's start, a column what is left at its block's end, and what
 // lies between two neighbours is one product.
 #pragma once
 
@@ -44,7 +44,8 @@ INNERLOOP_INLINE void put_sums(const Vec<T> (&sum)[kGroup][2], T* gram, int64_t 
 
 // All groups of a block that see a vector of its columns, in turn.
 template <class T, bool Query, bool Ask, bool Early, int64_t At = 0>
-static void pass_block(const T* rows, const T* keep, int64_t step, int64_t channels, T* turned, T* gram, int64_t step_c) {
+static void pass_block(const T* rows, const T* keep, int64_t step, int64_t channels, T* turned, T* gram,
+                       int64_t step_c) {
   constexpr int64_t groups = kBlock<T> / kGroup, token = At % groups * kGroup, lane = At / groups * kLanes<T>;
   constexpr int before = token - lane;
   if constexpr (before + kGroup > 0) {

@@ -52,7 +52,8 @@ static void fade_behind(const Chunk<T>& c, const Frame<T>& f, T* behind, T* save
     for (int64_t level = 0; int64_t(1) << level < c.blocks; ++level)
       for_level(level, c.blocks, [&](const Pair& pair) {
         const int64_t at = pair.first * block * f.step_k, some = (pair.middle - pair.first) * block;
-        if (saved) std::memcpy(saved + level * count + n * c.tall * f.step_k + at, columns + at, some * f.step_k * sizeof(T));
+        T* before = saved + level * count + n * c.tall * f.step_k + at;
+        std::memcpy(before, columns + at, some * f.step_k * sizeof(T));
         fade_all(columns + at, columns + at, some, f.step_k, c.spans + (level * f.blocks + pair.middle) * f.step_k,
                  f.wide_k);
       });
@@ -61,7 +62,8 @@ static void fade_behind(const Chunk<T>& c, const Frame<T>& f, T* behind, T* save
 
 // grad *= factor, and what that says of log factor: the sum of grad * value.
 template <class T>
-static void pull_back_fade(T* grad, const T* value, int64_t rows, int64_t step, const T* factor, int64_t channels, T* sum) {
+static void pull_back_fade(T* grad, const T* value, int64_t rows, int64_t step, const T* factor, int64_t channels,
+                           T* sum) {
   for (int64_t i = 0; i < channels; i += kLanes<T>) {
     const Vec<T> fade = load(factor + i);
     Vec<T> total = load(sum + i);
@@ -134,69 +136,88 @@ static void pull_back_carry(const T* given, const T* keep, int64_t step, int64_t
   }
 }
 
-// What a block's tokens read of its own columns. `grams`: of q and x at each token; all is [., K] but those.
+// One vector of channels of a block: where its rows and columns begin, and how columns faded from token to token.
+template <class T>
+struct Pairs {
+  const T *given, *keep, *columns, *grams;  // rows, e^g, columns; gradients of their products, q's and under it x's
+  T *rows, *grads, *decay;                  // gradients of rows, columns and log w
+  int64_t step, step_c;
+  Vec<T> faded[kBlock<T>][kBlock<T>];
+};
+
+// What rows read of columns, which fade on the way.
 template <class T, bool Ask, bool Early>
-static void pull_back_pairs(const T* given, const T* keep, const T* columns, int64_t step, int64_t channels, const T* grams,
-                            int64_t step_c, T* grad_rows, T* grad_columns, T* decay) {
+INNERLOOP_INLINE void pull_back_reads(Pairs<T>& p) {
   constexpr int block = kBlock<T>, reads = 1 + Ask;
-  for (int64_t i = 0; i < channels; i += kLanes<T>) {
-    Vec<T> column[block], faded[block][block];
+  Vec<T> column[block];
 #pragma GCC unroll 16
-    for (int t = 0; t < block; ++t) {
-      const T *q = grams + t * reads * step_c, *x = q + step_c;
-      T *to = grad_rows + t * reads * step + i, *asked = to + step;
-      const Vec<T> fade = load(keep + t * step + i);
-      Vec<T> by_q = load(to), by_x = Ask ? load(asked) : by_q;
-      column[t] = load(columns + t * step + i);
+  for (int t = 0; t < block; ++t) {
+    const T *q = p.grams + t * reads * p.step_c, *x = q + p.step_c;
+    T *to = p.rows + t * reads * p.step, *asked = to + p.step;
+    const Vec<T> fade = load(p.keep + t * p.step);
+    Vec<T> by_q = load(to), by_x = Ask ? load(asked) : by_q;
+    column[t] = load(p.columns + t * p.step);
 #pragma GCC unroll 16
-      for (int s = 0; s < block; ++s) {
-        if (s > t) continue;
-        if (Ask && Early && s < t) by_x += column[s] * x[s];
-        if (s < t) faded[t][s] = column[s] = column[s] * fade;
-        by_q += column[s] * q[s];
-        if (Ask && !Early && s < t) by_x += column[s] * x[s];
-      }
-      store(to, by_q);
-      if (Ask) store(asked, by_x);
+    for (int s = 0; s < block; ++s) {
+      if (s > t) continue;
+      if (Ask && Early && s < t) by_x += column[s] * x[s];
+      if (s < t) p.faded[t][s] = column[s] = column[s] * fade;
+      by_q += column[s] * q[s];
+      if (Ask && !Early && s < t) by_x += column[s] * x[s];
     }
+    store(to, by_q);
+    if (Ask) store(asked, by_x);
+  }
+}
+
+// What columns gave to rows and to what lies behind the block, back in time; and what that says of the fading.
+template <class T, bool Ask, bool Early>
+INNERLOOP_INLINE void pull_back_columns(Pairs<T>& p) {
+  constexpr int block = kBlock<T>, reads = 1 + Ask;
+  Vec<T> column[block];
 #pragma GCC unroll 16
-    for (int s = 0; s < block; ++s) column[s] = load(grad_columns + s * step + i);
+  for (int s = 0; s < block; ++s) column[s] = load(p.grads + s * p.step);
 #pragma GCC unroll 16
-    for (int back = 0; back < block; ++back) {
-      const int t = block - 1 - back;
-      const T *q = grams + t * reads * step_c, *x = q + step_c, *row = given + t * reads * step + i;
-      const Vec<T> fade = load(keep + t * step + i), query = load(row), asking = Ask ? load(row + step) : query;
-      Vec<T> total = load(decay + t * step + i);
+  for (int back = 0; back < block; ++back) {
+    const int t = block - 1 - back;
+    const T *q = p.grams + t * reads * p.step_c, *x = q + p.step_c, *row = p.given + t * reads * p.step;
+    const Vec<T> fade = load(p.keep + t * p.step), query = load(row), asking = Ask ? load(row + p.step) : query;
+    Vec<T> total = load(p.decay + t * p.step);
 #pragma GCC unroll 16
-      for (int s = 0; s < block; ++s) {
-        if (s > t) continue;
-        column[s] += query * q[s];
-        if (s == t) continue;
-        if (Ask && !Early) column[s] += asking * x[s];
-        total += faded[t][s] * column[s];
-        column[s] *= fade;
-        if (Ask && Early) column[s] += asking * x[s];
-      }
-      store(grad_columns + t * step + i, column[t]);
-      store(decay + t * step + i, total);
+    for (int s = 0; s < block; ++s) {
+      if (s > t) continue;
+      column[s] += query * q[s];
+      if (s == t) continue;
+      if (Ask && !Early) column[s] += asking * x[s];
+      total += p.faded[t][s] * column[s];
+      column[s] *= fade;
+      if (Ask && Early) column[s] += asking * x[s];
     }
+    store(p.grads + t * p.step, column[t]);
+    store(p.decay + t * p.step, total);
+  }
+}
+
+// What a block's tokens read of its own columns, the n-th of each.
+template <class T, bool Ask, bool Early>
+static void pull_back_pairs(const Slope<T>& s, const Chunk<T>& c, const Frame<T>& f, int64_t b, int64_t n) {
+  const int64_t row = b * kBlock<T> * c.reads, key = b * kBlock<T> * f.step_k, column = n * c.tall + b * kBlock<T>;
+  for (int64_t i = 0; i < f.wide_k; i += kLanes<T>) {
+    Pairs<T> p{s.given + row * f.step_k + i, c.keep + key + i, c.columns + column * f.step_k + i,
+               s.grams + row * f.step_c + column, s.rows + row * f.step_k + i, s.columns + column * f.step_k + i,
+               s.decay + key + i, f.step_k, f.step_c, {}};
+    pull_back_reads<T, Ask, Early>(p);
+    pull_back_columns<T, Ask, Early>(p);
   }
 }
 
 template <class T, bool Ask, bool Early>
 static void pull_back_blocks(const Slope<T>& s, const Chunk<T>& c, const Frame<T>& f) {
-  constexpr int64_t block = kBlock<T>;
   for (int64_t b = 0; b < c.blocks; ++b) {
-    const int64_t row = b * block * c.reads, key = b * block * f.step_k;
-    const T *given = s.given + row * f.step_k, *keep = c.keep + key;
-    T *rows = s.rows + row * f.step_k, *decay = s.decay + key;
-    pull_back_carry<T, Ask, Early>(given, keep, f.step_k, f.wide_k, s.through + b * f.step_k, rows, decay);
-    for (int64_t n = 0; n < f.writes; ++n) {
-      const int64_t column = n * c.tall + b * block;
-      pull_back_pairs<T, Ask, Early>(given, keep, c.columns + column * f.step_k, f.step_k, f.wide_k,
-                                     s.grams + row * f.step_c + column, f.step_c, rows, s.columns + column * f.step_k,
-                                     decay);
-    }
+    const int64_t row = b * kBlock<T> * c.reads * f.step_k, key = b * kBlock<T> * f.step_k;
+    pull_back_carry<T, Ask, Early>(s.given + row, c.keep + key, f.step_k, f.wide_k, s.through + b * f.step_k,
+                                   s.rows + row, s.decay + key);
+    for (int64_t n = 0; n < f.writes; ++n) pull_back_pairs<T, Ask, Early>(s, c, f, b, n);
   }
 }
 
