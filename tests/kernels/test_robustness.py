@@ -354,4 +354,7 @@ def test_too_little_memory_is_an_error_and_the_next_call_is_right():
         [sys.executable, "-c", LONG.format(name="gated_delta_rule")], capture_output=True, text=True, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "MemoryError no memory for a kernel's scratch\nTrue\n"), done.stderr
+    # The trail is torch's memory, the scratch the library's; which of them is missed first is the system's business.
+    words, right = done.stdout.splitlines()
+    assert (done.returncode, right) == (0, "True"), done.stderr
+    assert words == "MemoryError no memory for a kernel's scratch" or "can't allocate memory" in words

@@ -161,7 +161,9 @@ def test_every_kind_makes_the_layer_of_its_rule():
     for rule in KINDS:
         (block,) = LanguageModel(Config(vocab_size=5, width=8, heads=2, pattern=rule)).blocks
         assert block.layer.rule == rule
-    public = {name for name in nn.__all__ if name[0].isupper()} - {"Layer", "LayerState"}
+    # Layers whose memory is a network are no kinds yet.
+    networks = {"TTT", "Titans", "Hope", "CMS", "RecipeLayer"}
+    public = {name for name in nn.__all__ if name[0].isupper()} - {"Layer", "LayerState", *networks}
     assert {kind.make.__name__ for kind in KINDS.values()} == public
 
 

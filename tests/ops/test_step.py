@@ -24,7 +24,7 @@ def stepped(call, **options):
 def test_a_step_honours_every_option_of_a_call(name):
     for constant in draw_call(name).rule.constants:
         # A count of steps, or a weight.
-        other = type(constant.default)(3) if constant.default > 3 else 0.5 * constant.default + 0.1
+        other = type(constant.default)(3) if constant.whole or constant.default > 3 else 0.5 * constant.default + 0.1
         hold_to_the_call(name, **{constant.name: other})
     hold_to_the_call(name, scale=0.7)
     hold_to_the_call(name, scale=-1.3, use_qk_l2norm_in_kernel=True)

@@ -217,7 +217,8 @@ class Operator:
             @staticmethod
             def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # ruff: ignore[any-type] - the framework's own
                 needs = ctx.needs_input_grad[1 : inputs + 1]
-                args, left = (*ctx.saved_tensors[:saved], *ctx.rest), ctx.saved_tensors[saved:]
+                tensors = ctx.saved_tensors  # once: a checkpoint computes them anew
+                args, left = (*tensors[:saved], *ctx.rest), tensors[saved:]
                 if ctx.native is not None and not torch.is_grad_enabled():
                     found = iter(ctx.native.backward(args[:inputs], args[inputs:], grads, needs, *left))
                 else:

@@ -62,8 +62,9 @@ static void forward(const ScalarCall& call, int64_t job, char* scratch) {
   for (int64_t i = 0; i < chunks; ++i)
     for (int64_t n = 0; n < share.heads; ++n) {
       const Frame<T> f(call, share.sequence, share.head + n);
-      if (f.end - f.begin == 1 && !call.trail) token(x.chunk, f);
-      else forward_turn(x, f, i, x.states[n]);
+      const bool alone = f.end - f.begin == 1;
+      if (!alone || call.trail) forward_turn(x, f, i, x.states[n]);
+      if (alone) token(x.chunk, f);  // one token gives the same bits in a packed call as by itself
     }
   for (int64_t n = 0; n < share.heads && chunks == 0; ++n)
     pass_state(Frame<T>(call, share.sequence, share.head + n), call.state, call.final);
