@@ -141,6 +141,33 @@ def test_what_a_call_leaves_behind_reaches_no_other(name):
             assert_same_bits(answers(call), right)
 
 
+def slopes(call, wanted, chosen, **options):
+    """Return the gradients of some inputs through some outputs; the other inputs want none."""
+    some = call.map(lambda name, x: x.detach().clone().requires_grad_(name in wanted))
+    values = outcome(some.rule, some.run(**options))
+    roots = [values[name] for name in chosen if values[name].requires_grad]
+    inputs = {name: x for name, x in some.tensors().items() if name in wanted}
+    if not roots:
+        return {name: torch.zeros_like(x) for name, x in inputs.items()}
+    found = torch.autograd.grad(roots, list(inputs.values()), [*map(slope_of, roots)], materialize_grads=True)
+    return dict(zip(inputs, found, strict=True))
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("unit", [False, True])
+def test_every_gradient_alone_is_that_of_the_token_loop(name, unit):
+    for state in (False, True):
+        call = drawn(name, T=40, K=6, V=5, dtype=torch.float64, state=state)
+        call.options["use_qk_l2norm_in_kernel"] = unit
+        if unit:
+            call = call.map(lambda n, x: 1.7 * x if n in "qk" else x)
+        for chosen in (("o",), tuple(call.rule.states), ("o", *call.rule.states)):
+            want = slopes(call, set(call.tensors()), chosen, form="recurrent")
+            for alone in want:
+                got = slopes(call, {alone}, chosen, backend="cpu", chunk_size=16)
+                assert_close(got, {alone: want[alone]}, torch.float64, "gradients", f"{chosen} by")
+
+
 @pytest.mark.parametrize("name", SERVED)
 def test_a_row_does_not_depend_on_the_rest_of_the_batch(name):
     call = drawn(name, B=3, T=50, state=True)

@@ -17,6 +17,7 @@ BESIDE = tests(
 )
 HALVES = tests("kernels/test_native.py", "test_half_types_are_read_and_rounded_as_torch_does")
 BOUNDS = tests("kernels/test_native.py", "test_bounds_outside_of_the_row_are_refused_even_behind_the_checks")
+ALONE = tests("kernels/test_robustness.py", "test_every_gradient_alone_is_that_of_the_token_loop")
 DENORMALS = tests("kernels/test_robustness.py", "test_denormal_inputs_cost_no_more")
 
 MUTANTS = (
@@ -93,7 +94,7 @@ MUTANTS = (
         "later = x.by_total[t];",
         VALUES,
     ),
-    Mutant("nothing is pulled to the first chunk", BACKWARD, "if (i > 0 || f.", "if (i > 1 || f.", VALUES),
+    Mutant("nothing is pulled to the first chunk", BACKWARD, "if (i > 0 || f.", "if (i > 1 || f.", ALONE),
     Mutant("a rate's slope in the key is left out", BACKWARD, "if (f.call.corrects == 2)", "if (false)", PROXIMAL),
     Mutant(
         "a rate's slope in beta is one",
@@ -107,7 +108,7 @@ MUTANTS = (
         BACKWARD,
         "store(grad + i, (load(grad + i) - load(unit + i) * along) * factor)",
         "store(grad + i, load(grad + i) * factor)",
-        UNIT,
+        ALONE,
     ),
     Mutant(
         "the memory's slope forgets the errors' decay",
