@@ -67,7 +67,7 @@ def call(
     key, records = None, False
     native = _direct(rule)
     if native is not None and cu_seqlens is None and backend != "torch" and form != "recurrent":
-        args = (q, k, v, *gates.values(), *rule.state_tensors(initial_state))
+        args = (q, k, v, *gates.values(), *_given(rule, initial_state))
         if is_plain(args):
             records = torch.is_grad_enabled() and _C._any_requires_grad(*args)
             key = _key(args, type(initial_state), records, scale, output_final_state, use_qk_l2norm_in_kernel,
@@ -115,6 +115,13 @@ def _direct(rule: Rule) -> Native | None:
         return None
     native = rule.family.native
     return native if native is not None and native.present else None
+
+
+def _given(rule: Rule, state: State) -> tuple[Any, ...]:
+    """Return a state's tensors, or what was given for a state: that it is none, the checks say."""
+    if state is None or rule.state_type is None or type(state) is rule.state_type:
+        return rule.state_tensors(state)
+    return (state,)
 
 
 def _inputs(
@@ -177,7 +184,7 @@ def step(
     key = None
     native = _direct(rule)
     if native is not None:
-        args = (q, k, v, *gates.values(), *rule.state_tensors(state))
+        args = (q, k, v, *gates.values(), *_given(rule, state))
         if is_plain(args) and not (torch.is_grad_enabled() and _C._any_requires_grad(*args)):
             key = _key(args, type(state), scale, use_qk_l2norm_in_kernel, overwrite_state)
             ready = _READY_STEPS.get(rule)

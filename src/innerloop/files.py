@@ -34,11 +34,12 @@ def whole(path: str | os.PathLike[str]) -> Generator[Path, None, None]:
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> from innerloop import files
-        >>> path = tempfile.mkdtemp() + "/note"
+        >>> path = Path(tempfile.mkdtemp(), "note")
         >>> with files.whole(path) as partial:
         ...     _ = partial.write_text("all of it")
-        >>> open(path).read()
+        >>> path.read_text()
         'all of it'
     """
     path = Path(os.path.realpath(path))

@@ -118,9 +118,7 @@ def test_a_step_is_the_definition_in_every_precision(name):
             got = ops.step(name, q, k, v, state=call.state, use_qk_l2norm_in_kernel=unit, **named)
             exact = call.to(torch.float64)
             want = exact.run(form="recurrent", use_qk_l2norm_in_kernel=unit)
-            assert_close(got[0][:, None], want[0], dtype)
-            for x, y in zip(call.rule.state_tensors(got[1]), call.rule.state_tensors(want[1]), strict=True):
-                assert_close(x, y, dtype)
+            assert_close(outcome(call.rule, (got[0][:, None], got[1])), outcome(call.rule, want), dtype)
 
 
 def test_bounds_outside_of_the_row_are_refused_even_behind_the_checks():
@@ -141,6 +139,25 @@ def test_asking_for_what_cannot_serve_says_why():
         far.run(backend="cpu")
     with pytest.raises(RuntimeError, match="mesa has no native kernel"):
         draw_call("mesa", T=5).run(backend="cpu")
+
+
+def test_a_state_that_is_none_is_refused_in_words():
+    call = draw_call("momentum_delta_rule", T=5)
+    for state in (5, call.v):
+        with pytest.raises(TypeError, match=r"must be MomentumState\(S, U\)"):
+            ops.momentum_delta_rule(call.q, call.k, call.v, **call.gates, initial_state=state)
+
+
+def test_a_momentum_that_moves_while_nothing_is_written_has_gradients():
+    for state in (True, False):
+        call = draw_call("momentum_delta_rule", T=40, B=2, K=9, V=6, state=state)
+        for gates in ({"theta": 0.0}, {"eta": 0.0}, {"alpha": 1.0}, {"alpha": 0.0, "eta": 1.0}):
+            edge = call.map(lambda name, x, gates=gates: torch.full_like(x, gates[name]) if name in gates else x)
+            values, slopes = truth(edge)
+            got = edge.tracked()
+            result = got.run(backend="cpu")
+            assert_close(outcome(edge.rule, result), values, torch.float64, what=f"{gates}")
+            assert_close(gradients(got, result), slopes, torch.float64, "gradients", f"{gates} gradient of")
 
 
 def test_a_plan_names_the_kernel():

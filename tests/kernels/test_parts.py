@@ -127,6 +127,14 @@ def test_what_lies_outside_of_packed_sequences_reaches_nothing(way):
     assert not slope[:, [0, 1, 7, 8]].any()
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("length", [1, 200])
+def test_a_window_does_not_keep_the_inputs_alive(way, length):
+    for bounds in (None, torch.tensor([0, length])):
+        _, window = convolution(way, bounds)(*given(1, length))
+        assert window.untyped_storage().nbytes() == window.nbytes
+
+
 # The norms
 
 

@@ -4,9 +4,8 @@ from scripts.mutants.mutant import Mutant, tests
 
 CONTRACT, INITIAL, PRECISION = "nn/test_contract.py", "nn/test_initial.py", "nn/test_precision.py"
 SEQUENCES, LAYER, GATES = "nn/sequences.py", "nn/layer.py", "nn/gates.py"
-WINDOWS = "algebra/convolution.py"
+CONVOLUTION, NORM, KERNELS = "algebra/convolution.py", "algebra/norm.py", "kernels/test_parts.py"
 PADS = tests(CONTRACT, "test_pads_on_either_side_change_nothing[GatedDeltaNet-batch]")
-PACKED = tests(CONTRACT, "test_packed_sequences_equal_separate_ones[GatedDeltaNet]")
 SPLITS = tests(CONTRACT, "test_any_split_equals_the_whole[GatedDeltaNet-cuts3]")
 
 
@@ -32,14 +31,14 @@ MUTANTS = (
     ),
     Mutant(
         "a packed window is the one before the sequence",
-        WINDOWS,
+        CONVOLUTION,
         "_kept(row[window + bounds[1:, None]])",
         "_kept(row[window + bounds[:-1, None]])",
-        tests(CONTRACT, "test_packed_sequences_equal_separate_ones[RWKV7]"),
+        tests(KERNELS, "test_packed_sequences_are_convolved_apart[torch]"),
     ),
     Mutant(
         "a short piece forgets the window it came with",
-        WINDOWS,
+        CONVOLUTION,
         "        return row, None, _kept(row[:, x.shape[1] :])\n",
         "        return row, None, _kept(torch.cat((torch.zeros_like(past), x), 1)[:, x.shape[1] :])\n",
         tests("nn/test_parts.py", "test_a_window_joins_what_it_held_and_what_is_new"),
@@ -53,10 +52,24 @@ MUTANTS = (
     ),
     Mutant(
         "a window keeps the row it was cut from",
-        WINDOWS,
+        CONVOLUTION,
         "    return wide.clone(memory_format=torch.contiguous_format) if wide is window else wide\n",
         "    return wide\n",
-        tests("nn/test_state.py", "test_a_state_does_not_keep_the_inputs_alive[RWKV7]"),
+        tests(KERNELS, "test_a_window_does_not_keep_the_inputs_alive[200-torch]"),
+    ),
+    Mutant(
+        "what lies outside of packed sequences is convolved too",
+        CONVOLUTION,
+        "(count < bounds[0]) | (count >= bounds[-1])",
+        "count < bounds[0]",
+        tests(KERNELS, "test_what_lies_outside_of_packed_sequences_reaches_nothing[torch]"),
+    ),
+    Mutant(
+        "a norm forgets its gate where that comes first",
+        NORM,
+        "if factor is not None and gate_first:",
+        "if factor is not None and not gate_first:",
+        tests(KERNELS, "test_a_norm_is_its_definition[mean-silu-True-True-True-torch]"),
     ),
     Mutant(
         "the memory starts anew with every call",

@@ -22,7 +22,7 @@ class TrainingOptions:
         >>> from innerloop.training import TrainingOptions
         >>> options = TrainingOptions(steps=100, warmup=10, rate=1e-3)
         >>> [round(options.rate_at(step), 6) for step in (0, 9, 10, 99)]
-        [0.0001, 0.001, 0.001, 0.000101]
+        [0.0001, 0.001, 0.001, 0.0001]
     """
 
     steps: int

@@ -35,7 +35,7 @@ struct WalkBack {
   WalkBack(Arena& arena, const Course<T>& f, int64_t chunks) {
     const int64_t c = f.C, square = c * f.step_c;
     stretch.take(arena, f);
-    path = {f.call.trail ? nullptr : arena.take<T>(chunks * Path<T>::block(f)), Path<T>::block(f), f.pair()};
+    path = {arena.take<T>(chunks * Path<T>::block(f)), Path<T>::block(f), f.pair()};
     faded = arena.take<T>(c * f.step_pair), slope = arena.take<T>(2 * c * f.step_v);
     scaled = arena.take<T>(2 * c * f.step_pair), pulled = arena.take<T>(c * f.step_pair);
     turned_slope = arena.take<T>(f.wide_v * f.step_both), turned_update = arena.take<T>(f.wide_v * f.step_c);
@@ -302,10 +302,11 @@ template <class T>
 static void momentum_backward(const MomentumCall& call, int64_t job, char* scratch) {
   const Course<T> f(call, job);
   Arena arena{scratch};
-  WalkBack<T> w(arena, f, f.chunks());
+  WalkBack<T> w(arena, f, call.trail ? 1 : f.chunks());
   bool pulled = call.grad_final || call.grad_final_momentum;
   if (pulled) read_pair(f, call.grad_final, call.grad_final_momentum, w.grad_state);
-  if (call.trail) w.path = Path<T>::of_call(f);
+  // A single token leaves no trail.
+  if (call.trail && f.end - f.begin > 1) w.path = Path<T>::of_call(f);
   else replay(w, f);
   for (int64_t i = f.chunks() - 1; i >= 0; --i) {
     walk_back_chunk(w, f, i, pulled);
@@ -325,7 +326,7 @@ static int64_t momentum_scratch_of(const MomentumCall& call, int64_t way) {
   }
   f.begin = 0, f.end = longest;
   if (way == 2) return Path<T>::of_call_bytes(f);
-  if (way) WalkBack<T>(arena, f, f.chunks());
+  if (way) WalkBack<T>(arena, f, call.trail ? 1 : f.chunks());
   else Walk<T>(arena, f);
   return arena.used;
 }

@@ -90,8 +90,7 @@ static void momentum_forward(const MomentumCall& call, int64_t job, char* scratc
   const Course<T> f(call, job);
   Arena arena{scratch};
   Walk<T> w(arena, f);
-  const bool alone = f.end - f.begin == 1;
-  if (alone && !call.trail) return momentum_token(w, f);
+  if (f.end - f.begin == 1) return momentum_token(w, f);
   const Path<T> path = call.trail ? Path<T>::of_call(f) : Path<T>{w.state, 0, w.update - w.state};
   const int64_t chunks = f.chunks();
   const T* before = nullptr;
@@ -107,7 +106,6 @@ static void momentum_forward(const MomentumCall& call, int64_t job, char* scratc
     before = after;
   }
   if (call.final) write_pair(f, before, call.final, call.final_momentum);
-  if (alone) momentum_token(w, f);  // one token gives the same bits in a packed call as by itself
 }
 
 }  // namespace innerloop::INNERLOOP_ISA
