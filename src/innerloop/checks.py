@@ -125,8 +125,8 @@ _REAL = frozenset((Tensor, torch.nn.Parameter))
 
 def check_inputs(
     rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State, cu_seqlens: Tensor | None
-) -> None:
-    """Check the tensors of a call: types, shapes, and (in eager mode) values."""
+) -> Sequence[Look]:
+    """Check the tensors of a call: types, shapes, and (in eager mode) values; return which of these were looked at."""
     packing = (cu_seqlens.dtype, cu_seqlens.shape) if isinstance(cu_seqlens, Tensor) else cu_seqlens
     key, looks = _structure(rule, (q, k, v, *gates.values()), state, packing)
     if looks is None:
@@ -150,6 +150,7 @@ def check_inputs(
         check_values(looks, gates, inside)
         if rule.grows and state is not None:
             _check_lengths(rule, state)
+    return looks or ()
 
 
 def check_values(looks: Sequence[Look], gates: Gates, inside: slice | None = None) -> None:
@@ -160,11 +161,6 @@ def check_values(looks: Sequence[Look], gates: Gates, inside: slice | None = Non
             value = value[:, inside]  # what lies outside may be anything
         if type(value) in _REAL and not (few and _all_between(low, high, value, few)):
             _check_values(gate, low, high, value)
-
-
-def looks_of(rule: Rule) -> list[Look]:
-    """Return what the newest call of the rule was looked at for."""
-    return _LAST[rule][1]
 
 
 def check_token(rule: Rule, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State) -> None:

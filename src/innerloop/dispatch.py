@@ -18,7 +18,6 @@ from innerloop.checks import (
     check_token,
     check_values,
     choose_form,
-    looks_of,
     refusal,
     serves,
 )
@@ -76,7 +75,7 @@ def call(
             if ready is not None and ready.key == key:
                 check_values(ready.looks, gates)
                 return _again(rule, ready, q, k, v, gates, initial_state, output_final_state)
-    check_inputs(rule, q, k, v, gates, initial_state, cu_seqlens)
+    looks = check_inputs(rule, q, k, v, gates, initial_state, cu_seqlens)
     if output_final_state is not False and output_final_state is not True:
         raise TypeError(f"output_final_state must be True or False; got {output_final_state!r:.40}")
     chosen = choose_form(rule, q.shape[1], form)
@@ -89,7 +88,7 @@ def call(
     if key is not None and served and native is not None:
         inputs = _inputs(rule, native, q, k, v, gates, initial_state)
         values = native.prepare(native.as_read(inputs, None), options, records)
-        ready = _READY[rule] = _Ready(key, looks_of(rule), options, values)
+        ready = _READY[rule] = _Ready(key, looks, options, values)
         return _again(rule, ready, q, k, v, gates, initial_state, output_final_state)
     run = rule.recurrent if chosen == "recurrent" and not served else rule.chunk
     out, state = run(q, k, v, state=initial_state, options=options, **gates)

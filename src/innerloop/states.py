@@ -189,7 +189,7 @@ def crop(rule: str | Rule | NetworkRule, state: State, length: int | Tensor) -> 
             ...
         ValueError: linear_attention cannot forget single tokens; keep a clone to go back to
     """
-    rule = _known(rule)
+    rule = known(rule)
     if isinstance(rule, NetworkRule) or not rule.grows:
         raise ValueError(f"{rule.name} cannot forget single tokens; keep a clone to go back to")
     named = _checked(rule, state)
@@ -237,11 +237,12 @@ def save(path: str | os.PathLike[str], rule: str | Rule | NetworkRule, state: St
         >>> states.load(file, "delta_rule").shape
         torch.Size([1, 2, 3, 4])
     """
-    rule = _known(rule)
+    rule = known(rule)
     write(path, named(rule, state), _metadata(rule))
 
 
-def _known(rule: str | Rule | NetworkRule) -> Rule | NetworkRule:
+def known(rule: str | Rule | NetworkRule) -> Rule | NetworkRule:
+    """Return a rule by its name, or as given; ValueError if there is none."""
     return rule if isinstance(rule, NetworkRule) else find(rule) or get(rule)
 
 
@@ -294,9 +295,13 @@ def load(path: str | os.PathLike[str], rule: str | Rule | NetworkRule) -> State:
         ValueError: If the file holds something else, another rule's state, one of another version, or is damaged.
         OSError: If there is no such file.
     """
-    rule = _known(rule)
+    rule = known(rule)
     metadata, found = read(path)
-    _check_metadata(path, rule, metadata)
+    check_metadata(path, metadata, _FORMAT, VERSION, by="states.save")
+    named = _metadata(rule)
+    for key, words in (("rule", "hold a state of"), ("states", "have the structure")):
+        if metadata.get(key) != named[key]:
+            raise ValueError(f"{path} must {words} {named[key]}; got {metadata.get(key)}")
     wanted = found if isinstance(rule, NetworkRule) else rule.states
     if set(found) != set(wanted):
         raise ValueError(f"{path} must hold {', '.join(wanted)}; got {', '.join(found) or 'nothing'}")
@@ -311,16 +316,15 @@ def _metadata(rule: Rule | NetworkRule) -> dict[str, str]:
     return {"format": _FORMAT, "version": str(VERSION), "rule": rule.name, "states": states}
 
 
-def _check_metadata(path: str | os.PathLike[str], rule: Rule | NetworkRule, found: dict[str, str]) -> None:
-    if found.get("format") != _FORMAT:
-        raise ValueError(f"{path} must be a file that states.save wrote; it is some other safetensors file")
-    if found.get("version") != str(VERSION):
-        raise ValueError(f"{path} must have version {VERSION}; got {found.get('version')}. "
+def check_metadata(
+    path: str | os.PathLike[str], found: dict[str, str], wanted: str, version: int, *, by: str
+) -> None:
+    """Raise ValueError unless a safetensors file says that it is of this format and version, which ``by`` writes."""
+    if found.get("format") != wanted:
+        raise ValueError(f"{path} must be a file that {by} wrote; it is some other safetensors file")
+    if found.get("version") != str(version):
+        raise ValueError(f"{path} must have version {version}; got {found.get('version')}. "
                          "Load it with the release of innerloop that wrote it.")  # fmt: skip
-    wanted = _metadata(rule)
-    for key, words in (("rule", "hold a state of"), ("states", "have the structure")):
-        if found.get(key) != wanted[key]:
-            raise ValueError(f"{path} must {words} {wanted[key]}; got {found.get(key)}")
 
 
 def _checked(rule: Rule, state: State) -> dict[str, Tensor]:

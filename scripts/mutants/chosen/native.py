@@ -2,7 +2,7 @@
 
 from scripts.mutants.mutant import Mutant, contract, tests
 
-CHUNK, TOKEN, BACKWARD = (f"kernels/cpu/{name}.h" for name in ("chunk", "token", "backward"))
+PLACE, CHUNK, TOKEN, BACKWARD = (f"kernels/cpu/{name}.h" for name in ("place", "chunk", "token", "backward"))
 PRODUCT, CONVERT, LIBRARY = "kernels/cpu/product.h", "kernels/cpu/convert.h", "kernels/cpu/library.cpp"
 VALUES = contract("gated_delta_rule", "chunk_equals_recurrent every_precision_meets_its_bar")
 EDGES = contract("gated_delta_rule", "edges_are_exact chunk_equals_recurrent")
@@ -61,12 +61,12 @@ MUTANTS = (
     ),
     Mutant(
         "a value head reads another's key",
-        CHUNK,
+        PLACE,
         "head / (call.heads / call.key_heads)",
         "head % call.key_heads",
         HEADS,
     ),
-    Mutant("every row is the first", CHUNK, "row = c.header.bounds ? 0 : sequence;", "row = 0;", ROWS),
+    Mutant("every row is the first", PLACE, "row = c.header.bounds ? 0 : sequence;", "row = 0;", ROWS),
     Mutant("unit length adds too much", CHUNK, "+ T(1e-6)", "+ T(1e-3)", UNIT),
     Mutant("a large rate does not saturate", CHUNK, "if (!(beta > 1)) {", "if (true) {", PROXIMAL),
     Mutant("a rate grows with the key", CHUNK, "const T rest = 1 + beta * square", "const T rest = 1 + beta", PROXIMAL),

@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "any version is read",
         STATES,
-        'if found.get("version") != str(VERSION)',
+        'if found.get("version") != str(version)',
         'if "version" not in found',
         tests(FILE, "test_another_version_is_refused"),
     ),

@@ -115,11 +115,7 @@ class State:
             OSError: If there is no such file.
         """
         metadata, named = states.read(path)
-        if metadata.get("format") != _FORMAT:
-            raise ValueError(f"{path} must be a file that State.save wrote; it is some other safetensors file")
-        if metadata.get("version") != str(VERSION):
-            raise ValueError(f"{path} must have version {VERSION}; got {metadata.get('version')}. "
-                             "Load it with the release of innerloop that wrote it.")  # fmt: skip
+        states.check_metadata(path, metadata, _FORMAT, VERSION, by="State.save")
         try:
             layers = [
                 LayerState.from_named(kind["rule"], kind["tensors"], _under(named, f"{i}."))

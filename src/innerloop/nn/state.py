@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from innerloop import states
-from innerloop.network import NetworkRule, find
-from innerloop.rule import State, get
+from innerloop.network import NetworkRule
+from innerloop.rule import State
 
 __all__ = ["VERSION", "LayerState"]
 
@@ -83,7 +83,7 @@ class LayerState:
             ValueError: If the memory merges its tokens or has let go of some, as behind a window (keep a clone to go
                 back to), or a row has fewer.
         """
-        rule = find(self.rule) or get(self.rule)
+        rule = states.known(self.rule)
         if not isinstance(rule, NetworkRule) and rule.grows and bool((self.memory.lengths < self.position).any()):
             raise ValueError(f"this {self.rule} has let go of tokens before its window; keep a clone to go back to")
         memory = states.crop(self.rule, self.memory, length)
@@ -124,11 +124,7 @@ class LayerState:
             OSError: If there is no such file.
         """
         metadata, named = states.read(path)
-        if metadata.get("format") != _FORMAT:
-            raise ValueError(f"{path} must be a file that LayerState.save wrote; it is some other safetensors file")
-        if metadata.get("version") != str(VERSION):
-            raise ValueError(f"{path} must have version {VERSION}; got {metadata.get('version')}. "
-                             "Load it with the release of innerloop that wrote it.")  # fmt: skip
+        states.check_metadata(path, metadata, _FORMAT, VERSION, by="LayerState.save")
         try:
             return cls.from_named(metadata.get("rule", ""), json.loads(metadata.get("tensors", "[]")), named)
         except ValueError as error:
@@ -136,7 +132,7 @@ class LayerState:
 
     def named(self) -> dict[str, Tensor]:
         """Return every tensor by a name of its own, as files hold them."""
-        rule = find(self.rule) or get(self.rule)
+        rule = states.known(self.rule)
         found = {f"memory.{name}": x for name, x in states.named(rule, self.memory).items()}
         return found | {f"windows.{name}": x for name, x in self.windows.items()} | {"position": self.position}
 
@@ -155,7 +151,7 @@ class LayerState:
         Raises:
             ValueError: If a tensor is missing or one too many, or they differ in rows.
         """
-        found = find(rule) or get(rule)
+        found = states.known(rule)
         wanted = {"position", *order}
         if not isinstance(found, NetworkRule):
             wanted |= {f"memory.{name}" for name in found.states}

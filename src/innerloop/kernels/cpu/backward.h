@@ -27,7 +27,7 @@ struct Backward {
   Backward(Arena& arena, const Frame<T>& f, int64_t chunks) {
     for (T*& state : grad_states) state = arena.take<T>(f.K * f.step_v);
     for (int64_t n = 0; n < f.call.together && !f.call.trail; ++n)
-      trails[n] = {arena.take<T>(chunks * Trail<T>::block(f)), Trail<T>::block(f), f.K * f.step_v};
+      trails[n] = Trail<T>::of_scratch(arena, f, chunks);
     const int64_t c = f.C, square = c * f.step_c;
     chunk.take(arena, f);
     faded = arena.take<T>(c * f.step_v), value = arena.take<T>(c * f.step_v);
@@ -260,20 +260,14 @@ static void backward(const ScalarCall& call, int64_t job, char* scratch) {
     }
   for (int64_t n = 0; n < share.heads && call.grad_state; ++n) {
     const Frame<T> f(call, share.sequence, share.head + n);
-    if (chunks) write_state(f, x.grad_states[n], call.grad_state);
-    else pass_state(f, call.grad_final, call.grad_state);
+    write_state(f, chunks || call.grad_final ? x.grad_states[n] : nullptr, call.grad_state);
   }
 }
 
 template <class T>
 static int64_t backward_scratch(const ScalarCall& call) {
   Frame<T> f(call, 0, 0);
-  int64_t longest = call.header.bounds ? 0 : call.header.length;
-  for (int64_t n = 0; call.header.bounds && n < call.header.sequences; ++n) {
-    const int64_t length = call.header.bounds[n + 1] - call.header.bounds[n];
-    if (length > longest) longest = length;
-  }
-  f.begin = 0, f.end = longest;
+  f.stretch();
   Arena arena{nullptr};
   Backward<T> x(arena, f, f.chunks());
   return arena.used;

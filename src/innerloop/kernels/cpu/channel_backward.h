@@ -246,12 +246,7 @@ static void backward(const ChannelCall& call, int64_t job, char* scratch) {
 template <class T>
 static int64_t backward_scratch(const ChannelCall& call) {
   Frame<T> f(call, 0);
-  int64_t longest = call.header.bounds ? 0 : call.header.length;
-  for (int64_t n = 0; call.header.bounds && n < call.header.sequences; ++n) {
-    const int64_t length = call.header.bounds[n + 1] - call.header.bounds[n];
-    if (length > longest) longest = length;
-  }
-  f.begin = 0, f.end = longest;
+  f.stretch();
   Arena arena{nullptr};
   Backward<T> x(arena, f, f.chunks());
   return arena.used;

@@ -13,25 +13,17 @@ constexpr int64_t kBlock = kLanes<T> < 8 ? 8 : kLanes<T>;
 enum Kind : int64_t { kAdd, kDelta, kDecoupled, kGeneralized };
 
 template <class T>
-struct Frame {
-  const ChannelCall& call;
-  int64_t K, V, C;
+struct Frame : Place<ChannelCall> {
   int64_t reads, writes;  // rows of a token that read and that are written
   int64_t wide_k, wide_v, step_k, step_v, step_c;
   int64_t blocks, levels;  // of a chunk; a level joins pairs of blocks
-  int64_t sequence, head, begin, end, row;
 
-  Frame(const ChannelCall& c, int64_t job)
-      : call(c), K(c.key_width), V(c.width), C(smaller(c.chunk, c.header.length < 1 ? 1 : c.header.length)) {
+  Frame(const ChannelCall& c, int64_t job) : Place(c, job / c.heads, job % c.heads) {
     reads = c.kind == kAdd ? 1 : 2, writes = c.kind == kGeneralized ? 2 : 1;
     wide_k = padded<T>(K), wide_v = padded<T>(V);
     step_k = spread<T>(K), step_v = spread<T>(V);
     blocks = (C + kBlock<T> - 1) / kBlock<T>, step_c = writes * blocks * kBlock<T>;
     levels = level_of(blocks);
-    sequence = job / c.heads, head = job % c.heads;
-    begin = c.header.bounds ? c.header.bounds[sequence] : 0;
-    end = c.header.bounds ? c.header.bounds[sequence + 1] : c.header.length;
-    row = c.header.bounds ? 0 : sequence;
   }
   // How often neighbours join until so many blocks are one.
   static int64_t level_of(int64_t blocks) {
@@ -39,15 +31,7 @@ struct Frame {
     while (int64_t(1) << level < blocks) ++level;
     return level;
   }
-  int64_t key_head() const { return head / (call.heads / call.key_heads); }
-  int64_t matrix() const { return (sequence * call.heads + head) * K * V; }
-  int64_t chunks() const { return (end - begin + C - 1) / C; }
   int64_t tall() const { return blocks * kBlock<T>; }
-  // Of [B, T, G] outputs.
-  int64_t place(int64_t token) const { return (row * call.header.length + token) * call.heads + head; }
-  int64_t at(const Strided& x, int64_t token, int64_t of) const { return row * x.row + token * x.token + of * x.head; }
-  int64_t own(const Strided& x, int64_t token) const { return at(x, token, head); }
-  int64_t shared(const Strided& x, int64_t token) const { return at(x, token, key_head()); }
 };
 
 // A chunk of `size` tokens, filled up to whole blocks with tokens that change nothing.
@@ -197,20 +181,6 @@ static void read_values(const Chunk<T>& c, const Frame<T>& f, int64_t begin, T* 
   }
   for (int64_t n = 0; n < f.writes && c.tall > c.size; ++n)
     fill(writes + (n * c.tall + c.size) * f.step_v, T(0), (c.tall - c.size) * f.step_v);
-}
-
-template <class T>
-static void read_state(const Frame<T>& f, const void* data, T* to) {
-  const Strided state{const_cast<void*>(data), 0, 0, 0, 1, f.call.wide ? kDouble : kFloat};
-  for (int64_t k = 0; k < f.K; ++k) read_row<T>(state, f.matrix() + k * f.V, f.V, to + k * f.step_v);
-}
-template <class T>
-static void write_state(const Frame<T>& f, const T* from, void* data) {
-  for (int64_t k = 0; k < f.K; ++k) {
-    T* to = static_cast<T*>(data) + f.matrix() + k * f.V;
-    if (from) std::memcpy(to, from + k * f.step_v, f.V * sizeof(T));
-    else std::memset(to, 0, f.V * sizeof(T));
-  }
 }
 
 }  // namespace innerloop::INNERLOOP_ISA::channel

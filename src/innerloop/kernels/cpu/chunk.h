@@ -1,12 +1,8 @@
 // One chunk of one head: what is read of it, and the coefficients between its tokens.
 #pragma once
 
-#include "convert.h"
+#include "place.h"
 #include "product.h"
-
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-#endif
 
 namespace innerloop::INNERLOOP_ISA {
 
@@ -14,28 +10,15 @@ constexpr double kSmallestDecay = -120.0;  // e^-120 is 0 beside anything, and s
 
 // Widths of rows, and where a job stands.
 template <class T>
-struct Frame {
-  const ScalarCall& call;
-  int64_t K, V, C;
+struct Frame : Place<ScalarCall> {
   int64_t wide_k, wide_v, wide_c;  // padded to the lanes
   int64_t step_k, step_v, step_c;  // from row to row
-  int64_t sequence, head, begin, end, row;
 
-  Frame(const ScalarCall& c, int64_t sequence_, int64_t head_)
-      : call(c), K(c.key_width), V(c.width), C(smaller(c.chunk, c.header.length < 1 ? 1 : c.header.length)) {
+  Frame(const ScalarCall& c, int64_t of_sequence, int64_t of_head) : Place(c, of_sequence, of_head) {
     wide_k = padded<T>(K), wide_v = padded<T>(V), wide_c = padded<T>(C);
     step_k = spread<T>(K), step_v = spread<T>(V), step_c = spread<T>(C);
-    sequence = sequence_, head = head_;
-    begin = c.header.bounds ? c.header.bounds[sequence] : 0;
-    end = c.header.bounds ? c.header.bounds[sequence + 1] : c.header.length;
-    row = c.header.bounds ? 0 : sequence;
   }
-  int64_t key_head() const { return head / (call.heads / call.key_heads); }
-  int64_t matrix() const { return (sequence * call.heads + head) * K * V; }
-  int64_t chunks() const { return (end - begin + C - 1) / C; }
-  // Of [B, T, G] outputs.
-  int64_t place(int64_t token) const { return (row * call.header.length + token) * call.heads + head; }
-  int64_t at(const Strided& x, int64_t token, int64_t of) const { return row * x.row + token * x.token + of * x.head; }
+  int64_t memory() const { return K * step_v; }
 };
 
 constexpr int64_t kTogether = 4;  // heads of a job at most
@@ -48,59 +31,6 @@ struct Share {
     const int64_t shares = (c.heads + c.together - 1) / c.together;
     sequence = job / shares, head = job % shares * c.together;
     heads = smaller(c.together, c.heads - head);
-  }
-};
-
-// Hands out rows of a job's scratch; without memory it only counts.
-struct Arena {
-  char* memory;
-  int64_t used = 0;
-
-  template <class T>
-  T* take(int64_t count) {
-    const int64_t size = (count * int64_t(sizeof(T)) + 63) / 64 * 64;
-    T* found = reinterpret_cast<T*>(memory + used);
-    used += size + kGap;
-    if (!memory) return nullptr;
-    fence(reinterpret_cast<char*>(found), size);
-    return found;
-  }
-
-#ifdef __SANITIZE_ADDRESS__
-  // What lies between two rows belongs to nobody, and what an earlier job left must not be read.
-  static constexpr int64_t kGap = 64;
-  static void fence(char* rows, int64_t size) {
-    __asan_unpoison_memory_region(rows, size);
-    std::memset(rows, 0xff, size);
-    __asan_poison_memory_region(rows + size, kGap);
-  }
-#else
-  static constexpr int64_t kGap = 0;
-  static void fence(char*, int64_t) {}
-#endif
-};
-
-// The memory at every chunk's start [K, V] and the chunk's writes [C, V], of one head.
-template <class T>
-struct Trail {
-  T* data = nullptr;
-  int64_t step = 0, matrix = 0;
-
-  T* state(int64_t i) const { return data + i * step; }
-  T* update(int64_t i) const { return data + i * step + matrix; }
-
-  static int64_t block(const Frame<T>& f) { return (f.K + f.C) * f.step_v; }
-  // Of the call's trail, where the heads of a chunk lie side by side; packed sequences begin a chunk of their own.
-  static Trail of_call(const Frame<T>& f) {
-    const Header& h = f.call.header;
-    const int64_t before = h.bounds ? (f.begin - h.bounds[0]) / f.C + f.sequence : f.sequence * f.chunks();
-    T* data = static_cast<T*>(f.call.trail) + (before * f.call.heads + f.head) * block(f);
-    return {data, f.call.heads * block(f), f.K * f.step_v};
-  }
-  static int64_t of_call_bytes(const Frame<T>& f) {
-    const Header& h = f.call.header;
-    const int64_t chunks = h.bounds ? h.length / f.C + h.sequences + 1 : h.sequences * f.chunks();
-    return chunks * f.call.heads * block(f) * int64_t(sizeof(T));
   }
 };
 
@@ -270,26 +200,6 @@ static void remember(Chunk<T>& x, const Frame<T>& f, int64_t size, const T* upda
       store(faded + t * f.step_v + i, load(update + t * f.step_v + i) * x.ends[t]);
   const Into<T> into{after, f.step_v, before, before ? &x.last : nullptr, 0, nullptr};
   product<T>({x.keys(f, size), f.step_k, true}, f.K, {faded, f.step_v}, f.wide_v, size, into);
-}
-
-template <class T>
-static void read_state(const Frame<T>& f, const void* data, T* to) {
-  for (int64_t k = 0; k < f.K; ++k)
-    read_row<T>({const_cast<void*>(data), 0, 0, 0, 1, f.call.wide ? kDouble : kFloat}, f.matrix() + k * f.V, f.V,
-                to + k * f.step_v);
-}
-template <class T>
-static void write_state(const Frame<T>& f, const T* from, void* data) {
-  for (int64_t k = 0; k < f.K; ++k)
-    std::memcpy(static_cast<T*>(data) + f.matrix() + k * f.V, from + k * f.step_v, f.V * sizeof(T));
-}
-// Of a sequence without tokens, from one side to the other; absent: zeros.
-template <class T>
-static void pass_state(const Frame<T>& f, const void* from, void* to) {
-  if (!to) return;
-  const int64_t size = f.K * f.V;
-  if (from) std::memcpy(static_cast<T*>(to) + f.matrix(), static_cast<const T*>(from) + f.matrix(), size * sizeof(T));
-  else std::memset(static_cast<T*>(to) + f.matrix(), 0, size * sizeof(T));
 }
 
 }  // namespace innerloop::INNERLOOP_ISA

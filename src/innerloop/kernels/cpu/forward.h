@@ -66,8 +66,11 @@ static void forward(const ScalarCall& call, int64_t job, char* scratch) {
       if (!alone || call.trail) forward_turn(x, f, i, x.states[n]);
       if (alone) token(x.chunk, f);  // one token gives the same bits in a packed call as by itself
     }
-  for (int64_t n = 0; n < share.heads && chunks == 0; ++n)
-    pass_state(Frame<T>(call, share.sequence, share.head + n), call.state, call.final);
+  for (int64_t n = 0; n < share.heads && chunks == 0 && call.final; ++n) {
+    const Frame<T> f(call, share.sequence, share.head + n);
+    if (call.state) read_state(f, call.state, x.states[n]);
+    write_state(f, call.state ? x.states[n] : nullptr, call.final);
+  }
 }
 
 template <class T>

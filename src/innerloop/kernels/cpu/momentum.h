@@ -11,54 +11,17 @@ namespace innerloop::INNERLOOP_ISA {
 
 // Widths of rows, and where a job stands. A memory and its momentum lie side by side, as one matrix [K, 2V].
 template <class T>
-struct Course {
-  const MomentumCall& call;
-  int64_t K, V, C;
+struct Course : Place<MomentumCall> {
   int64_t wide_k, wide_v, wide_c;                        // padded to the lanes
   int64_t step_k, step_v, step_c, step_pair, step_both;  // from row to row; of [., 2V], and of [., 2C]
-  int64_t sequence, head, begin, end, row;
 
-  Course(const MomentumCall& c, int64_t job)
-      : call(c), K(c.key_width), V(c.width), C(smaller(c.chunk, c.header.length < 1 ? 1 : c.header.length)) {
+  Course(const MomentumCall& c, int64_t job) : Place(c, job / c.heads, job % c.heads) {
     wide_k = padded<T>(K), wide_v = padded<T>(V), wide_c = padded<T>(C);
     step_k = spread<T>(K), step_v = spread<T>(V), step_c = spread<T>(C);
     step_pair = spread<T>(2 * wide_v), step_both = spread<T>(2 * wide_c);
-    sequence = job / c.heads, head = job % c.heads;
-    begin = c.header.bounds ? c.header.bounds[sequence] : 0;
-    end = c.header.bounds ? c.header.bounds[sequence + 1] : c.header.length;
-    row = c.header.bounds ? 0 : sequence;
   }
-  int64_t key_head() const { return head / (call.heads / call.key_heads); }
-  int64_t matrix() const { return (sequence * call.heads + head) * K * V; }
-  int64_t chunks() const { return (end - begin + C - 1) / C; }
-  int64_t pair() const { return K * step_pair; }
-  int64_t place(int64_t token) const { return (row * call.header.length + token) * call.heads + head; }
-  int64_t at(const Strided& x, int64_t token, int64_t of) const { return row * x.row + token * x.token + of * x.head; }
-  double gate(const Strided& x, int64_t token) const { return read_one(x, at(x, token, head)); }
-};
-
-// Both matrices at every chunk's start [K, 2V] and the chunk's writes [C, V], of one head.
-template <class T>
-struct Path {
-  T* data;
-  int64_t step, pair;
-
-  T* both(int64_t i) const { return data + i * step; }
-  T* update(int64_t i) const { return data + i * step + pair; }
-
-  static int64_t block(const Course<T>& f) { return f.pair() + f.C * f.step_v; }
-  // In the call's trail, where the heads of a chunk lie side by side; packed sequences begin a chunk of their own.
-  static Path of_call(const Course<T>& f) {
-    const Header& h = f.call.header;
-    const int64_t before = h.bounds ? (f.begin - h.bounds[0]) / f.C + f.sequence : f.sequence * f.chunks();
-    T* data = static_cast<T*>(f.call.trail) + (before * f.call.heads + f.head) * block(f);
-    return {data, f.call.heads * block(f), f.pair()};
-  }
-  static int64_t of_call_bytes(const Course<T>& f) {
-    const Header& h = f.call.header;
-    const int64_t chunks = h.bounds ? h.length / f.C + h.sequences + 1 : h.sequences * f.chunks();
-    return chunks * f.call.heads * block(f) * int64_t(sizeof(T));
-  }
+  int64_t memory() const { return K * step_pair; }
+  double gate(const Strided& x, int64_t token) const { return read_one(x, own(x, token)); }
 };
 
 template <class T>
@@ -226,7 +189,7 @@ struct Walk {
   Walk(Arena& arena, const Course<T>& f) {
     stretch.take(arena, f);
     update = arena.take<T>(f.C * f.step_v), out = arena.take<T>(f.C * f.step_v);
-    faded = arena.take<T>(f.C * f.step_pair), state = arena.take<T>(f.pair());
+    faded = arena.take<T>(f.C * f.step_pair), state = arena.take<T>(f.memory());
   }
 };
 

@@ -15,7 +15,7 @@ namespace innerloop::INNERLOOP_ISA {
 template <class T>
 struct WalkBack {
   Stretch<T> stretch;
-  Path<T> path;
+  Trail<T> trail;
   T *faded;                 // [C, 2V]
   T *slope, *scaled;        // [2C, V]: dO and under it dR; [2C, 2V]: the same as both memories feel it
   T *pulled;                // [C, 2V]: what the gradients at the chunk's end answer to k
@@ -35,7 +35,7 @@ struct WalkBack {
   WalkBack(Arena& arena, const Course<T>& f, int64_t chunks) {
     const int64_t c = f.C, square = c * f.step_c;
     stretch.take(arena, f);
-    path = {arena.take<T>(chunks * Path<T>::block(f)), Path<T>::block(f), f.pair()};
+    trail = Trail<T>::of_scratch(arena, f, chunks);
     faded = arena.take<T>(c * f.step_pair), slope = arena.take<T>(2 * c * f.step_v);
     scaled = arena.take<T>(2 * c * f.step_pair), pulled = arena.take<T>(c * f.step_pair);
     turned_slope = arena.take<T>(f.wide_v * f.step_both), turned_update = arena.take<T>(f.wide_v * f.step_c);
@@ -44,7 +44,7 @@ struct WalkBack {
     past = arena.take<T>(2 * f.K * f.step_both), write = arena.take<T>(2 * f.K * f.step_c);
     by_q = arena.take<T>(f.K * f.step_c), by_k = arena.take<T>(f.K * f.step_c);
     grad_q = arena.take<T>(f.wide_c * f.step_k), grad_k = arena.take<T>(f.wide_c * f.step_k);
-    grad_state = arena.take<T>(f.pair());
+    grad_state = arena.take<T>(f.memory());
     T** const rows[] = {&row_held, &row_moved, &by_theta};
     for (T** row : rows) *row = arena.take<T>(f.wide_c);
     T** const sums[] = {&query_p, &query_r, &key_p, &key_r, &left_memory, &left_momentum};
@@ -57,18 +57,18 @@ template <class T>
 static void replay(WalkBack<T>& w, const Course<T>& f) {
   const MomentumCall& call = f.call;
   const bool begun = call.state || call.momentum;
-  if (begun) read_pair(f, call.state, call.momentum, w.path.both(0));
+  if (begun) read_pair(f, call.state, call.momentum, w.trail.state(0));
   for (int64_t i = 0; i < f.chunks(); ++i) {
     const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
-    const T* start = i == 0 && !begun ? nullptr : w.path.both(i);
-    T *update = w.path.update(i), *read = w.stretch.read;
+    const T* start = i == 0 && !begun ? nullptr : w.trail.state(i);
+    T *update = w.trail.update(i), *read = w.stretch.read;
     read_course(w.stretch, f, begin, size);
     read_values(f, begin, size, update);
     fill_coupling(w.stretch, f, size, false);
     if (start)
       product<T>({w.stretch.keys(f, size), f.step_k}, size, {start, f.step_pair}, 2 * f.wide_v, f.K, {read, f.step_pair});
     correct<T>(w.stretch, f, size, update, start ? read : nullptr);
-    if (i + 1 < f.chunks()) remember<T>(w.stretch, f, size, update, w.faded, start, w.path.both(i + 1));
+    if (i + 1 < f.chunks()) remember<T>(w.stretch, f, size, update, w.faded, start, w.trail.state(i + 1));
   }
 }
 
@@ -286,8 +286,8 @@ template <class T>
 static void walk_back_chunk(WalkBack<T>& w, const Course<T>& f, int64_t i, bool pulled) {
   const MomentumCall& call = f.call;
   const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
-  const T* start = i == 0 && !call.state && !call.momentum ? nullptr : w.path.both(i);
-  const T* update = w.path.update(i);
+  const T* start = i == 0 && !call.state && !call.momentum ? nullptr : w.trail.state(i);
+  const T* update = w.trail.update(i);
   read_course(w.stretch, f, begin, size);
   fill_coupling(w.stretch, f, size, true);
   pull_back_writes(w, f, begin, size, pulled);
@@ -306,7 +306,7 @@ static void momentum_backward(const MomentumCall& call, int64_t job, char* scrat
   bool pulled = call.grad_final || call.grad_final_momentum;
   if (pulled) read_pair(f, call.grad_final, call.grad_final_momentum, w.grad_state);
   // A single token leaves no trail.
-  if (call.trail && f.end - f.begin > 1) w.path = Path<T>::of_call(f);
+  if (call.trail && f.end - f.begin > 1) w.trail = Trail<T>::of_call(f);
   else replay(w, f);
   for (int64_t i = f.chunks() - 1; i >= 0; --i) {
     walk_back_chunk(w, f, i, pulled);
@@ -319,13 +319,8 @@ template <class T>
 static int64_t momentum_scratch_of(const MomentumCall& call, int64_t way) {
   Course<T> f(call, 0);
   Arena arena{nullptr};
-  int64_t longest = call.header.bounds ? 0 : call.header.length;
-  for (int64_t n = 0; call.header.bounds && n < call.header.sequences; ++n) {
-    const int64_t length = call.header.bounds[n + 1] - call.header.bounds[n];
-    if (length > longest) longest = length;
-  }
-  f.begin = 0, f.end = longest;
-  if (way == 2) return Path<T>::of_call_bytes(f);
+  f.stretch();
+  if (way == 2) return Trail<T>::of_call_bytes(f);
   if (way) WalkBack<T>(arena, f, call.trail ? 1 : f.chunks());
   else Walk<T>(arena, f);
   return arena.used;

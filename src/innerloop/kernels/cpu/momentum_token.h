@@ -91,18 +91,18 @@ static void momentum_forward(const MomentumCall& call, int64_t job, char* scratc
   Arena arena{scratch};
   Walk<T> w(arena, f);
   if (f.end - f.begin == 1) return momentum_token(w, f);
-  const Path<T> path = call.trail ? Path<T>::of_call(f) : Path<T>{w.state, 0, w.update - w.state};
+  const Trail<T> trail = call.trail ? Trail<T>::of_call(f) : Trail<T>{w.state, 0, w.update - w.state};
   const int64_t chunks = f.chunks();
   const T* before = nullptr;
   if (call.state || call.momentum) {
-    T* first = chunks ? path.both(0) : w.state;
+    T* first = chunks ? trail.state(0) : w.state;
     read_pair(f, call.state, call.momentum, first);
     before = first;
   }
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t begin = f.begin + i * f.C;
-    T* after = i + 1 < chunks ? path.both(i + 1) : call.final ? w.state : nullptr;
-    walk_chunk(w, f, begin, smaller(f.C, f.end - begin), path.update(i), before, after);
+    T* after = i + 1 < chunks ? trail.state(i + 1) : call.final ? w.state : nullptr;
+    walk_chunk(w, f, begin, smaller(f.C, f.end - begin), trail.update(i), before, after);
     before = after;
   }
   if (call.final) write_pair(f, before, call.final, call.final_momentum);

@@ -14,7 +14,7 @@ from innerloop.kernels.native.library import (
     ELEMENTS,
     TENSOR,
     Core,
-    address,
+    addresses,
     contiguous,
     threads_for,
 )
@@ -65,7 +65,7 @@ class Convolution(Kernel):
         slope = x.new_zeros(()).expand(x.shape) if grads[0] is None else grads[0].resolve_neg()
         end = None if grads[1] is None else contiguous(grads[1], dtype)
         self.core.run(
-            1, *head, 0, 0, *_strided(slope), address(end), address(by_x), address(by_window), address(sums)
+            1, *head, 0, 0, *_strided(slope), *addresses((end, by_x, by_window, sums))
         )
         del keep
         total = None if sums is None else sums.sum(0)
@@ -91,9 +91,9 @@ class Convolution(Kernel):
         weight, bias = contiguous(weight.t(), dtype), None if bias is None else contiguous(bias, dtype)
         bounds = None if bounds is None else bounds.to(torch.int64).contiguous()
         head = (
-            shares - (-sequences // windows), threads_for(_WORK * x.numel()), sequences, length, address(bounds), rows,
-            channels, weight.shape[0], shares, size, windows, silu, dtype is torch.float64, *_strided(x),
-            weight.data_ptr(), address(bias), window.data_ptr(),
+            shares - (-sequences // windows), threads_for(_WORK * x.numel()), sequences, length, *addresses((bounds,)),
+            rows, channels, weight.shape[0], shares, size, windows, silu, dtype is torch.float64, *_strided(x),
+            *addresses((weight, bias, window)),
         )  # fmt: skip
         return head, (x, window, weight, bias, bounds), shares
 

@@ -194,11 +194,6 @@ def empty(like: Tensor) -> Tensor:
     return new
 
 
-def address(x: Tensor | None) -> int:
-    """Return where the memory of ``x`` begins, 0 for None."""
-    return 0 if x is None else x.data_ptr()
-
-
 def strided(x: Tensor | None) -> tuple[int, ...]:
     """Return the fields of ``[B, T, heads, width]`` or ``[B, T, heads]``, of an absent tensor for None."""
     if x is None:

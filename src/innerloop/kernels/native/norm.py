@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from innerloop.kernels.native.family import Kernel
-from innerloop.kernels.native.library import ABSENT, TENSOR, Core, address, contiguous, strided, threads_for
+from innerloop.kernels.native.library import ABSENT, TENSOR, Core, addresses, contiguous, strided, threads_for
 from innerloop.shapes import compute_dtype
 
 _NO_GRADIENTS = (*ABSENT, *(0,) * 3)
@@ -53,7 +53,7 @@ class Norm(Kernel):
         by_gate = gate.new_empty(gate.shape) if needs[1] else None
         sums = x.new_empty((jobs, x.shape[-1]), dtype=compute_dtype(x.dtype)) if needs[2] else None
         slope = _rows(x.new_zeros(()).expand(x.shape) if grads[0] is None else grads[0].resolve_neg())
-        self.core.run(1, *head, 0, *strided(slope), address(by_x), address(by_gate), address(sums))
+        self.core.run(1, *head, 0, *strided(slope), *addresses((by_x, by_gate, sums)))
         del keep
         found = (by_x, by_gate, None if sums is None else sums.sum(0).to(weight.dtype))
         return [x for x in found if x is not None]
@@ -70,7 +70,8 @@ class Norm(Kernel):
         weight = None if weight is None else contiguous(weight, dtype)
         head = (
             jobs, threads_for(work), 0, x.shape[1], 0, rows, x.shape[2], width, share, _MEASURES[measure],
-            _ACTIVATIONS[activation], first, dtype is torch.float64, eps, *strided(x), *strided(gate), address(weight),
+            _ACTIVATIONS[activation], first, dtype is torch.float64, eps, *strided(x), *strided(gate),
+            *addresses((weight,)),
         )  # fmt: skip
         return head, (x, gate, weight), jobs
 

@@ -1,0 +1,121 @@
+// Where a job of a memory that is matrices stands, its scratch, and the trail from its values to its gradients.
+#pragma once
+
+#include "convert.h"
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace innerloop::INNERLOOP_ISA {
+
+// One head of one sequence.
+template <class Call>
+struct Place {
+  const Call& call;
+  int64_t K, V, C;
+  int64_t sequence, head, begin, end, row;
+
+  Place(const Call& c, int64_t sequence_, int64_t head_)
+      : call(c), K(c.key_width), V(c.width), C(smaller(c.chunk, c.header.length < 1 ? 1 : c.header.length)) {
+    sequence = sequence_, head = head_;
+    begin = c.header.bounds ? c.header.bounds[sequence] : 0;
+    end = c.header.bounds ? c.header.bounds[sequence + 1] : c.header.length;
+    row = c.header.bounds ? 0 : sequence;
+  }
+  // Stand where the longest sequence would: nobody needs more scratch.
+  void stretch() {
+    const Header& h = call.header;
+    begin = 0, end = h.bounds ? 0 : h.length;
+    for (int64_t n = 0; h.bounds && n < h.sequences; ++n)
+      if (h.bounds[n + 1] - h.bounds[n] > end) end = h.bounds[n + 1] - h.bounds[n];
+  }
+  int64_t key_head() const { return head / (call.heads / call.key_heads); }
+  int64_t matrix() const { return (sequence * call.heads + head) * K * V; }
+  int64_t chunks() const { return (end - begin + C - 1) / C; }
+  // Of [B, T, G] outputs.
+  int64_t place(int64_t token) const { return (row * call.header.length + token) * call.heads + head; }
+  int64_t at(const Strided& x, int64_t token, int64_t of) const { return row * x.row + token * x.token + of * x.head; }
+  int64_t own(const Strided& x, int64_t token) const { return at(x, token, head); }
+  int64_t shared(const Strided& x, int64_t token) const { return at(x, token, key_head()); }
+};
+
+// Hands out rows of a job's scratch; without memory it only counts.
+struct Arena {
+  char* memory;
+  int64_t used = 0;
+
+  template <class T>
+  T* take(int64_t count) {
+    const int64_t size = (count * int64_t(sizeof(T)) + 63) / 64 * 64;
+    T* found = reinterpret_cast<T*>(memory + used);
+    used += size + kGap;
+    if (!memory) return nullptr;
+    fence(reinterpret_cast<char*>(found), size);
+    return found;
+  }
+
+#ifdef __SANITIZE_ADDRESS__
+  // What lies between two rows belongs to nobody, and what an earlier job left must not be read.
+  static constexpr int64_t kGap = 64;
+  static void fence(char* rows, int64_t size) {
+    __asan_unpoison_memory_region(rows, size);
+    std::memset(rows, 0xff, size);
+    __asan_poison_memory_region(rows + size, kGap);
+  }
+#else
+  static constexpr int64_t kGap = 0;
+  static void fence(char*, int64_t) {}
+#endif
+};
+
+// The memory at every chunk's start, which has f.memory() numbers, and the chunk's writes [C, V], of one head.
+template <class T>
+struct Trail {
+  T* data = nullptr;
+  int64_t step = 0, memory = 0;
+
+  T* state(int64_t i) const { return data + i * step; }
+  T* update(int64_t i) const { return data + i * step + memory; }
+
+  template <class F>
+  static int64_t block(const F& f) {
+    return f.memory() + f.C * f.step_v;
+  }
+  template <class F>
+  static Trail of_scratch(Arena& arena, const F& f, int64_t chunks) {
+    return {arena.take<T>(chunks * block(f)), block(f), f.memory()};
+  }
+  // Of the call's trail, where the heads of a chunk lie side by side; packed sequences begin a chunk of their own.
+  template <class F>
+  static Trail of_call(const F& f) {
+    const Header& h = f.call.header;
+    const int64_t before = h.bounds ? (f.begin - h.bounds[0]) / f.C + f.sequence : f.sequence * f.chunks();
+    T* data = static_cast<T*>(f.call.trail) + (before * f.call.heads + f.head) * block(f);
+    return {data, f.call.heads * block(f), f.memory()};
+  }
+  template <class F>
+  static int64_t of_call_bytes(const F& f) {
+    const Header& h = f.call.header;
+    const int64_t chunks = h.bounds ? h.length / f.C + h.sequences + 1 : h.sequences * f.chunks();
+    return chunks * f.call.heads * block(f) * int64_t(sizeof(T));
+  }
+};
+
+// States of a call: [N, G, K, V], from and to rows that lie f.step_v apart.
+template <class T, class F>
+static void read_state(const F& f, const void* data, T* to) {
+  const Strided state{const_cast<void*>(data), 0, 0, 0, 1, f.call.wide ? kDouble : kFloat};
+  for (int64_t k = 0; k < f.K; ++k) read_row<T>(state, f.matrix() + k * f.V, f.V, to + k * f.step_v);
+}
+// No memory: zeros.
+template <class T, class F>
+static void write_state(const F& f, const T* from, void* data) {
+  for (int64_t k = 0; k < f.K; ++k) {
+    T* to = static_cast<T*>(data) + f.matrix() + k * f.V;
+    if (from) std::memcpy(to, from + k * f.step_v, f.V * sizeof(T));
+    else std::memset(to, 0, f.V * sizeof(T));
+  }
+}
+
+}  // namespace innerloop::INNERLOOP_ISA
