@@ -318,16 +318,16 @@ def test_offsets_go_beyond_what_32_bits_count(name):
 @pytest.mark.skipif(WATCHED, reason="a sanitizer shadows all of it")
 @pytest.mark.parametrize("name", SERVED)
 def test_outputs_go_beyond_what_32_bits_count(name):
-    # Fewer tokens than a chunk and a value that is very wide: 2.2 GB of output from a few rows of input.
-    length, width = 20, 2**22 + 2**20 + 2**19
-    call = draw_call(name, T=length, B=10, H=1, G=1, K=1, V=1, dtype=torch.bfloat16)
+    # Fewer tokens than a chunk and a value that is very wide: 2.3 GB of output from a few numbers.
+    length, rows, width = 20, 110, 2**19
+    call = draw_call(name, T=length, B=rows, H=1, G=1, K=1, V=1, dtype=torch.bfloat16)
     for gate in call.rule.gates:
         if gate.axes[-1] == "V":
             call.gates[gate.name] = call.gates[gate.name].expand(*call.gates[gate.name].shape[:-1], width)
     v = call.v.expand(*call.v.shape[:-1], width)
     o = ops.run(call.rule, call.q, call.k, v, backend="cpu", **call.gates, **call.options)[0]
     assert o.nbytes > 2**31
-    narrow = draw_call(name, T=length, B=10, H=1, G=1, K=1, V=1, dtype=torch.bfloat16)
+    narrow = draw_call(name, T=length, B=rows, H=1, G=1, K=1, V=1, dtype=torch.bfloat16)
     want = ops.run(narrow.rule, narrow.q, narrow.k, narrow.v, backend="cpu", **narrow.gates, **narrow.options)[0]
     for place in (0, width // 2, width - 1):
         assert torch.equal(o[..., place], want[..., 0])
