@@ -124,18 +124,7 @@ static void read_keep(const Frame<T>& f, int64_t token, T* keep) {
   for (int64_t i = 0; i < f.wide_k; i += kLanes<T>) store(keep + i, exp_of(load(keep + i)));
 }
 
-// Ask for a row that will be read: rows lie a page apart, where no prefetcher of the processor's follows.
-INNERLOOP_INLINE void ask_row(const Strided& x, int64_t offset, int64_t n) {
-  constexpr int64_t sizes[] = {4, 8, 2, 2};
-  const int64_t size = sizes[x.element];
-  if (!x.data || x.column != 1) return;
-  const char* row = static_cast<const char*>(x.data) + offset * size;
-  for (int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(row + i, 0, 3);
-}
-
-constexpr int64_t kAhead = 8;  // tokens; many more would push each other out of the caches' sets
-
-// All rows of a token but that of its value. Inline: GCC drops the call of a function that does nothing but ask.
+// All rows of a token but that of its value.
 template <class T>
 INNERLOOP_INLINE void ask_token(const Frame<T>& f, int64_t token, bool query) {
   const ChannelCall& call = f.call;
