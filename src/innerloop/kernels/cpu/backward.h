@@ -15,25 +15,25 @@ struct Backward {
   Trail<T> trails[kTogether];
   T *faded, *value;
   T *slope, *scaled;        // [2C, V]: dO and under it dR; the same, times scale p and -beta p
-  T *turned, *turned_slope; // [V, K]: S and dS' turned
-  T *turned_update;         // [V, C]
+  T* turned;                         // [V, K]: S turned
+  T *turned_update, *turned_answer;  // [V, C]: U turned, and dS'^T K^T
   T *by_score, *by_pair;    // [C, C]: dM and dA, then dM' and G
   T *past, *write;          // [2C, K]: X and Y; [C, K]: Z
   T *grad_q, *grad_k, *grad_v;
-  T *grad_state, *grad_states[kTogether];  // the one that is at hand, and all
+  T *grad_state, *grad_states[kTogether];  // [V, K]: dS' turned, the one that is at hand and all
   T* by_decay;              // [C], of one token
   double *by_total, *by_rate;
 
   Backward(Arena& arena, const Frame<T>& f, int64_t chunks) {
-    for (T*& state : grad_states) state = arena.take<T>(f.K * f.step_v);
+    for (T*& state : grad_states) state = arena.take<T>(f.wide_v * f.step_k);
     for (int64_t n = 0; n < f.call.together && !f.call.trail; ++n)
       trails[n] = Trail<T>::of_scratch(arena, f, chunks);
     const int64_t c = f.C, square = c * f.step_c;
     chunk.take(arena, f);
     faded = arena.take<T>(c * f.step_v), value = arena.take<T>(c * f.step_v);
-    slope = arena.take<T>(2 * c * f.step_v), scaled = arena.take<T>(2 * c * f.step_v);
-    turned = arena.take<T>(f.wide_v * f.step_k), turned_slope = arena.take<T>(f.wide_v * f.step_k);
-    turned_update = arena.take<T>(f.wide_v * f.step_c);
+    slope = arena.take<T>((c + f.wide_c) * f.step_v), scaled = arena.take<T>(2 * c * f.step_v);
+    turned = arena.take<T>(larger(f.wide_v * f.step_k, f.wide_k * f.step_v));
+    turned_update = arena.take<T>(f.wide_v * f.step_c), turned_answer = arena.take<T>(f.wide_v * f.step_c);
     by_score = arena.take<T>(square), by_pair = arena.take<T>(square);
     past = arena.take<T>(2 * c * f.step_k), write = arena.take<T>(c * f.step_k);
     grad_q = arena.take<T>(c * f.step_k), grad_k = arena.take<T>(c * f.step_k), grad_v = arena.take<T>(f.step_v);
@@ -69,10 +69,11 @@ template <class T>
 static void pull_back_writes(Backward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, bool pulled) {
   T* dr = x.slope + size * f.step_v;
   read_values(x.chunk, f, f.call.grad_out, begin, size, x.slope);
-  if (pulled)
-    product<T>({x.chunk.keys(f, size), f.step_k}, size, {x.grad_state, f.step_v}, f.wide_v, f.K,
-               {dr, f.step_v, nullptr, nullptr, 0, x.chunk.ends});
-  const Into<T> into{dr, f.step_v, pulled ? dr : nullptr, nullptr, 0, nullptr};
+  if (pulled) {
+    product<T>({x.grad_state, f.step_k}, f.V, {x.chunk.kt, f.step_c}, padded<T>(size), f.K, {x.turned_answer, f.step_c});
+    transpose(x.turned_answer, f.step_c, f.V, padded<T>(size), dr, f.step_v);
+  }
+  const Into<T> into{dr, f.step_v, pulled ? dr : nullptr, pulled ? x.chunk.ends : nullptr, 1, nullptr};
   product<T>({x.chunk.scores, f.step_c, true}, size, {x.slope, f.step_v}, f.wide_v, size, into, Part::upper_left);
   if (f.call.corrects) solve<T, true>(x.chunk.coupling, f.step_c, dr, f.step_v, size, f.wide_v);
 }
@@ -126,10 +127,7 @@ static void pull_back_keys(Backward<T>& x, const Frame<T>& f, int64_t size, cons
     transpose(start, f.step_v, f.K, f.wide_v, x.turned, f.step_k);
     product<T>({x.slope, f.step_v}, rows, {x.turned, f.step_k}, f.wide_k, f.V, {x.past, f.step_k});
   }
-  if (pulled) {
-    transpose(x.grad_state, f.step_v, f.K, f.wide_v, x.turned_slope, f.step_k);
-    product<T>({update, f.step_v}, size, {x.turned_slope, f.step_k}, f.wide_k, f.V, {x.write, f.step_k});
-  }
+  if (pulled) product<T>({update, f.step_v}, size, {x.grad_state, f.step_k}, f.wide_k, f.V, {x.write, f.step_k});
   product<T>({x.by_score, f.step_c}, size, keys, f.wide_k, size,
              {x.grad_q, f.step_k, start ? x.past : nullptr, start ? chunk.scaled_carry : nullptr, 1}, Part::lower_left);
   product<T>({x.by_score, f.step_c, true}, size, queries, f.wide_k, size,
@@ -147,7 +145,7 @@ static void pull_back_keys(Backward<T>& x, const Frame<T>& f, int64_t size, cons
 
 // What the carried memory says of decays and rates, row by row.
 template <class T>
-static void pull_back_gates(Backward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, const T* start, bool pulled) {
+static void pull_back_gates(Backward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, bool start, bool pulled) {
   const Chunk<T>& chunk = x.chunk;
   const T *q = chunk.qk, *k = chunk.keys(f, size), *dr = x.slope + size * f.step_v;
   double last = 0;
@@ -164,8 +162,8 @@ static void pull_back_gates(Backward<T>& x, const Frame<T>& f, int64_t begin, in
     x.by_total[t] -= written;
     last += written;
   }
-  for (int64_t i = 0; i < f.K && start && pulled && f.call.g.data; ++i)
-    last += double(chunk.last) * dot(start + i * f.step_v, x.grad_state + i * f.step_v, f.wide_v);
+  for (int64_t i = 0; i < f.V && start && pulled && f.call.g.data; ++i)
+    last += double(chunk.last) * dot(x.turned + i * f.step_k, x.grad_state + i * f.step_k, f.wide_k);
   x.by_total[size - 1] += last;
   double later = 0;
   for (int64_t t = size - 1; t >= 0; --t) {
@@ -179,7 +177,7 @@ static void pull_back_gates(Backward<T>& x, const Frame<T>& f, int64_t begin, in
   }
 }
 
-// The gradient at the memory of the chunk's start.
+// The gradient at the memory of the chunk's start, turned.
 template <class T>
 static void pull_back_state(Backward<T>& x, const Frame<T>& f, int64_t size, bool pulled) {
   const Chunk<T>& chunk = x.chunk;
@@ -189,8 +187,8 @@ static void pull_back_state(Backward<T>& x, const Frame<T>& f, int64_t size, boo
     for (int64_t i = 0; i < f.wide_v; i += kLanes<T>)
       store(x.scaled + t * f.step_v + i, load(x.slope + t * f.step_v + i) * factor);
   }
-  const Into<T> into{x.grad_state, f.step_v, pulled ? x.grad_state : nullptr, pulled ? &chunk.last : nullptr};
-  product<T>({chunk.qk, f.step_k, true}, f.K, {x.scaled, f.step_v}, f.wide_v, rows, into);
+  const Into<T> into{x.grad_state, f.step_k, pulled ? x.grad_state : nullptr, pulled ? &chunk.last : nullptr};
+  product<T>({x.scaled, f.step_v, true}, f.V, {chunk.qk, f.step_k}, f.wide_k, rows, into);
 }
 
 // x = r u with unit u: dx = r (du - u (u . du)).
@@ -229,13 +227,14 @@ static void backward_chunk(Backward<T>& x, const Frame<T>& f, const Trail<T>& tr
   const T* start = i == 0 && !f.call.state ? nullptr : trail.state(i);
   const T* update = trail.update(i);
   for (int64_t t = 0; t < size; ++t) x.by_total[t] = x.by_rate[t] = 0;
+  if (start) ask_block(start, f.memory());
   read_tokens(x.chunk, f, begin, size, true);
   if (f.call.corrects) read_values(x.chunk, f, f.call.v, begin, size, x.value);
   fill_coefficients(x.chunk, f, size, true);
   pull_back_writes(x, f, begin, size, pulled);
   pull_back_coefficients(x, f, size, update);
   pull_back_keys(x, f, size, update, start, pulled);
-  pull_back_gates(x, f, begin, size, start, pulled);
+  pull_back_gates(x, f, begin, size, start != nullptr, pulled);
   if (i > 0 || f.call.grad_state) pull_back_state(x, f, size, pulled);
   write_gradients(x, f, begin, size);
 }
@@ -251,7 +250,9 @@ static void backward(const ScalarCall& call, int64_t job, char* scratch) {
     const Frame<T> f(call, share.sequence, share.head + n);
     if (call.trail) x.trails[n] = Trail<T>::of_call(f);
     else replay(x, f, x.trails[n]);
-    if (call.grad_final) read_state(f, call.grad_final, x.grad_states[n]);
+    if (!call.grad_final) continue;
+    read_state(f, call.grad_final, x.turned);
+    transpose(x.turned, f.step_v, f.K, f.wide_v, x.grad_states[n], f.step_k);
   }
   for (int64_t i = chunks - 1; i >= 0; --i)
     for (int64_t n = 0; n < share.heads; ++n) {
@@ -262,7 +263,9 @@ static void backward(const ScalarCall& call, int64_t job, char* scratch) {
     }
   for (int64_t n = 0; n < share.heads && call.grad_state; ++n) {
     const Frame<T> f(call, share.sequence, share.head + n);
-    write_state(f, chunks || call.grad_final ? x.grad_states[n] : nullptr, call.grad_state);
+    const bool any = chunks || call.grad_final;
+    if (any) transpose(x.grad_states[n], f.step_k, f.V, f.wide_k, x.turned, f.step_v);
+    write_state(f, any ? x.turned : nullptr, call.grad_state);
   }
 }
 

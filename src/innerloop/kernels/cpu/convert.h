@@ -88,6 +88,10 @@ INNERLOOP_INLINE void ask_row(const Strided& x, int64_t offset, int64_t n) {
   const char* row = static_cast<const char*>(x.data) + offset * size;
   for (int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(row + i, 0, 3);
 }
+template <class T>
+INNERLOOP_INLINE void ask_block(const T* data, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(data + i, 0, 2);
+}
 constexpr int64_t kAhead = 8;  // tokens; many more would push each other out of the caches' sets
 
 // A gate keeps its own precision until it is used.

@@ -191,8 +191,8 @@ INNERLOOP_INLINE void exchange(Vec<T> (&x)[kLanes<T>]) {
 template <class T>
 static void transpose(const T* from, int64_t step, int64_t rows, int64_t columns, T* to, int64_t width) {
   constexpr int64_t n = kLanes<T>;
-  for (int64_t i = 0; i < rows; i += n)
-    for (int64_t j = 0; j < columns; j += n) {
+  for (int64_t j = 0; j < columns; j += n)
+    for (int64_t i = 0; i < rows; i += n) {
       Vec<T> x[n];
 #pragma GCC unroll 16
       for (int64_t y = 0; y < n; ++y) x[y] = i + y < rows ? load(from + (i + y) * step + j) : Vec<T>{};

@@ -59,6 +59,10 @@ template <class T>
 INNERLOOP_INLINE T smaller(T a, T b) {
   return b < a ? b : a;
 }
+template <class T>
+INNERLOOP_INLINE T larger(T a, T b) {
+  return a < b ? b : a;
+}
 
 // e^x for x <= 0; below -87 it is 0, as every denormal is in these kernels.
 INNERLOOP_INLINE Vec<float> exp_of(Vec<float> x) {
