@@ -51,9 +51,9 @@ static void replay(Backward<T>& x, const Frame<T>& f, const Trail<T>& trail) {
     const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
     const T* start = i == 0 && !f.call.state ? nullptr : trail.state(i);
     T* update = trail.update(i);
-    x.chunk.now = f.span(i), x.chunk.next = f.span(i + 1);
+    x.chunk.turns = {f.span(i), f.span(i + 1)};
     read_tokens(x.chunk, f, begin, size, false);
-    read_values(x.chunk, f, f.call.v, begin, size, update);
+    read_values(x.chunk.turns, f, f.call.v, begin, size, update);
     if (f.call.corrects) {
       fill_coefficients(x.chunk, f, size, false);
       if (start)
@@ -68,7 +68,7 @@ static void replay(Backward<T>& x, const Frame<T>& f, const Trail<T>& trail) {
 template <class T>
 static void pull_back_writes(Backward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, bool pulled) {
   T* dr = x.slope + size * f.step_v;
-  read_values(x.chunk, f, f.call.grad_out, begin, size, x.slope);
+  read_values(x.chunk.turns, f, f.call.grad_out, begin, size, x.slope);
   if (pulled) {
     product<T>({x.grad_state, f.step_k}, f.V, {x.chunk.kt, f.step_c}, padded<T>(size), f.K, {x.turned_answer, f.step_c});
     transpose(x.turned_answer, f.step_c, f.V, padded<T>(size), dr, f.step_v);
@@ -229,7 +229,7 @@ static void backward_chunk(Backward<T>& x, const Frame<T>& f, const Trail<T>& tr
   for (int64_t t = 0; t < size; ++t) x.by_total[t] = x.by_rate[t] = 0;
   if (start) ask_block(start, f.memory());
   read_tokens(x.chunk, f, begin, size, true);
-  if (f.call.corrects) read_values(x.chunk, f, f.call.v, begin, size, x.value);
+  if (f.call.corrects) read_values(x.chunk.turns, f, f.call.v, begin, size, x.value);
   fill_coefficients(x.chunk, f, size, true);
   pull_back_writes(x, f, begin, size, pulled);
   pull_back_coefficients(x, f, size, update);
@@ -258,7 +258,7 @@ static void backward(const ScalarCall& call, int64_t job, char* scratch) {
     for (int64_t n = 0; n < share.heads; ++n) {
       const Frame<T> f(call, share.sequence, share.head + n);
       x.grad_state = x.grad_states[n];
-      x.chunk.now = f.span(i), x.chunk.next = share.after(f, i, n, -1);
+      x.chunk.turns = {f.span(i), share.after(f, i, n, -1)};
       backward_chunk(x, f, x.trails[n], i, call.grad_final || i + 1 < chunks);
     }
   for (int64_t n = 0; n < share.heads && call.grad_state; ++n) {

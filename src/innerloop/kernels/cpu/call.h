@@ -57,6 +57,7 @@ struct ChannelCall {
   Strided q, k, v, g;
   Strided first, second;  // beta; b and w; a and kappa (which has key heads)
   const void* state;
+  void* trail;  // as that of ScalarCall
   void *out, *final;
   Strided grad_out;
   const void* grad_final;

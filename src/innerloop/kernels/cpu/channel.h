@@ -7,6 +7,7 @@ namespace innerloop::INNERLOOP_ISA {
 
 static int64_t channel_scratch(const void* data, int64_t way) {
   const ChannelCall& call = *static_cast<const ChannelCall*>(data);
+  if (way == 2) return call.wide ? channel::trail_bytes<double>(call) : channel::trail_bytes<float>(call);
   if (call.wide) return way ? channel::backward_scratch<double>(call) : channel::forward_scratch<double>(call);
   return way ? channel::backward_scratch<float>(call) : channel::forward_scratch<float>(call);
 }

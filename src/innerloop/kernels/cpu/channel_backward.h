@@ -1,5 +1,5 @@
-// The gradient of a whole sequence of one head whose memory fades by channel: memories and writes once more, then chunk
-// after chunk in reverse. With M = <q, y>, A = stril<x, y>, W = E (and under it V), dO scaled:
+// The gradient of a whole sequence of one head whose memory fades by channel: memories and writes (once more, if no
+// trail was left), then chunk after chunk in reverse. With M = <q, y>, A = stril<x, y>, W = E (and under it V), dO scaled:
 //   dE = M^T dO + (y tail) dS',  dR = (I + A)^-T dE,  d<q, y> = dO W^T,  d<x, y> = -dR W^T,
 //   d(q p) = dO S^T,  d(x p) = -dR S^T,  d(y tail) = W dS'^T,  dS = p_C dS' + (q p)^T dO - (x p)^T dR,
 // and the rest is that of the faded products (channel_slope.h).
@@ -15,7 +15,7 @@ template <class T>
 struct Backward {
   Chunk<T> chunk;
   Slope<T> slope;
-  T *states, *writes;         // at every chunk's start [K, V]; of every chunk [writes tall, V]
+  Trail<T> trail;
   T *read, *minus;            // [tall, V]; -1 for every token
   T *slopes, *grad_v;         // [tall reads, V]: dO and -dR of a token, one under the other; [tall, V]
   T *grad_state;
@@ -26,7 +26,7 @@ struct Backward {
   Backward(Arena& arena, const Frame<T>& f, int64_t chunks) {
     const int64_t tokens = f.tall();
     chunk.take(arena, f, true), slope.take(arena, f);
-    states = arena.take<T>(chunks * f.K * f.step_v), writes = arena.take<T>(chunks * f.writes * tokens * f.step_v);
+    trail = Trail<T>::of_scratch(arena, f, chunks);
     read = arena.take<T>(tokens * f.step_v), minus = arena.take<T>(tokens);
     slopes = arena.take<T>(f.reads * tokens * f.step_v), grad_v = arena.take<T>(tokens * f.step_v);
     grad_state = arena.take<T>(f.K * f.step_v);
@@ -35,20 +35,20 @@ struct Backward {
     row_k = arena.take<T>(f.step_k), row_v = arena.take<T>(f.step_v), gate_v = arena.take<T>(f.step_v);
     if (minus) fill(minus, T(-1), tokens);
   }
-  T* written(const Frame<T>& f, int64_t chunk) const { return writes + chunk * f.writes * f.tall() * f.step_v; }
 };
 
 // Fill in the memory at every chunk's start and all that is written.
 template <class T>
 static void replay(Backward<T>& x, const Frame<T>& f) {
   Chunk<T>& c = x.chunk;
-  const int64_t matrix = f.K * f.step_v, chunks = f.chunks();
-  if (f.call.state) read_state(f, f.call.state, x.states);
+  const int64_t chunks = f.chunks();
+  if (f.call.state && chunks) read_state(f, f.call.state, x.trail.state(0));
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
     const bool last = i + 1 == chunks;
-    const T* start = i == 0 && !f.call.state ? nullptr : x.states + i * matrix;
-    T* writes = x.written(f, i);
+    const T* start = i == 0 && !f.call.state ? nullptr : x.trail.state(i);
+    T* writes = x.trail.update(i);
+    c.turns = {f.span(i), f.span(i + 1)};
     c.begin(f, size, false, false);
     read_values(c, f, begin, writes, x.gate_v);
     if (last && f.reads == 1) break;
@@ -56,7 +56,7 @@ static void replay(Backward<T>& x, const Frame<T>& f) {
     if (start && c.reads)
       product<T>({c.rows, f.step_k}, size, {start, f.step_v}, f.wide_v, f.K, {x.read, f.step_v});
     correct<T>(c, f, writes, start ? x.read : nullptr, f.step_v, x.minus);
-    if (!last) remember<T>(c, f, writes, start, x.states + (i + 1) * matrix);
+    if (!last) remember<T>(c, f, writes, start, x.trail.state(i + 1));
   }
 }
 
@@ -68,7 +68,8 @@ static void pull_back_writes(Backward<T>& x, const Frame<T>& f, int64_t begin, b
   const int64_t step = f.reads * f.step_v, size = c.size;
   for (int64_t t = 0; t < size; ++t) {
     T* row = x.slopes + t * step;
-    ask_row(f.call.grad_out, f.own(f.call.grad_out, smaller(begin + t + kAhead, f.end - 1)), f.V);
+    int64_t later = begin + t, head;
+    if (c.turns.ahead(&later, &head)) ask_row(f.call.grad_out, f.own(f.call.grad_out, later), f.V);
     read_row(f.call.grad_out, f.own(f.call.grad_out, begin + t), f.V, row);
     multiply(row, row, T(f.call.scale), f.wide_v);
   }
@@ -214,9 +215,11 @@ static void write_gradients(Backward<T>& x, const Frame<T>& f, int64_t begin) {
 template <class T>
 static void backward_chunk(Backward<T>& x, const Frame<T>& f, int64_t i, bool pulled) {
   const int64_t begin = f.begin + i * f.C;
-  const T* start = i == 0 && !f.call.state ? nullptr : x.states + i * f.K * f.step_v;
-  const T* writes = x.written(f, i);
+  const T* start = i == 0 && !f.call.state ? nullptr : x.trail.state(i);
+  const T* writes = x.trail.update(i);
   Chunk<T>& c = x.chunk;
+  if (start) ask_block(start, f.memory());
+  c.turns = {f.span(i), f.span(i - 1)};
   c.begin(f, smaller(f.C, f.end - begin), true, true);
   fade_chunk<T>(c, f, begin, x.slope.given, x.slope.saved_rows);
   fade_behind(c, f, x.slope.behind, x.slope.saved_columns);
@@ -232,10 +235,12 @@ template <class T>
 static void backward(const ChannelCall& call, int64_t job, char* scratch) {
   const Frame<T> f(call, job);
   Arena arena{scratch};
-  Backward<T> x(arena, f, f.chunks());
+  Backward<T> x(arena, f, call.trail ? 1 : f.chunks());
   bool pulled = call.grad_final;
   if (pulled) read_state(f, call.grad_final, x.grad_state);
-  replay(x, f);
+  // A single token leaves no trail.
+  if (call.trail && f.end - f.begin > 1) x.trail = Trail<T>::of_call(f);
+  else replay(x, f);
   for (int64_t i = f.chunks() - 1; i >= 0; --i) {
     backward_chunk(x, f, i, pulled);
     pulled = true;
@@ -248,8 +253,15 @@ static int64_t backward_scratch(const ChannelCall& call) {
   Frame<T> f(call, 0);
   f.stretch();
   Arena arena{nullptr};
-  Backward<T> x(arena, f, f.chunks());
+  Backward<T> x(arena, f, call.trail ? 1 : f.chunks());
   return arena.used;
+}
+
+template <class T>
+static int64_t trail_bytes(const ChannelCall& call) {
+  Frame<T> f(call, 0);
+  f.stretch();
+  return Trail<T>::of_call_bytes(f);
 }
 
 }  // namespace innerloop::INNERLOOP_ISA::channel

@@ -32,6 +32,8 @@ struct Frame : Place<ChannelCall> {
     return level;
   }
   int64_t tall() const { return blocks * kBlock<T>; }
+  int64_t memory() const { return K * step_v; }
+  int64_t written() const { return writes * tall(); }
 };
 
 // A chunk of `size` tokens, filled up to whole blocks with tokens that change nothing.
@@ -47,6 +49,7 @@ struct Chunk {
   T* turned;           // [K, writes tall]: columns, turned
   T* grams;            // [tall reads, writes tall]: what rows read of columns, 0 above the diagonal
   T *unit_q, *unit_k;  // by what queries and keys were multiplied
+  Turns turns;
 
   void take(Arena& arena, const Frame<T>& f, bool hold) {
     const int64_t tokens = f.tall(), here = hold ? tokens : kBlock<T>;
@@ -126,9 +129,10 @@ static void read_keep(const Frame<T>& f, int64_t token, T* keep) {
 
 // All rows of a token but that of its value.
 template <class T>
-INNERLOOP_INLINE void ask_token(const Frame<T>& f, int64_t token, bool query) {
+INNERLOOP_INLINE void ask_token(const Turns& turns, const Frame<T>& f, int64_t token, bool query) {
   const ChannelCall& call = f.call;
-  if (token >= f.end) return;
+  int64_t head;
+  if (!turns.ahead(&token, &head)) return;
   if (query) ask_row(call.q, f.shared(call.q, token), f.K);
   ask_row(call.k, f.shared(call.k, token), f.K);
   ask_row(call.g, f.own(call.g, token), f.K);
@@ -147,7 +151,7 @@ static void read_block(Chunk<T>& c, const Frame<T>& f, int64_t begin, int64_t b,
   for (int64_t t = 0; t < some; ++t) {
     const int64_t token = begin + first + t;
     T *row = rows + t * c.reads * f.step_k, *x = row + (c.reads - 1) * f.step_k;
-    ask_token(f, token + kAhead, query);
+    ask_token(c.turns, f, token, query);
     if (query) c.unit_q[first + t] = read_query(f, token, row);
     c.unit_k[first + t] = read_keys(f, token, x, columns + t * f.step_k, c.written(f, 1, b) - columns);
     read_keep(f, token, keep + t * f.step_k);
@@ -163,9 +167,11 @@ template <class T>
 static void read_values(const Chunk<T>& c, const Frame<T>& f, int64_t begin, T* writes, T* row) {
   T* values = writes + (f.writes - 1) * c.tall * f.step_v;
   for (int64_t t = 0; t < c.size; ++t) {
-    const int64_t token = smaller(begin + t + kAhead, f.end - 1);
-    ask_row(f.call.v, f.own(f.call.v, token), f.V);
-    if (f.call.kind == kDecoupled) ask_row(f.call.second, f.own(f.call.second, token), f.V);
+    int64_t later = begin + t, head;
+    if (c.turns.ahead(&later, &head)) {
+      ask_row(f.call.v, f.own(f.call.v, later), f.V);
+      if (f.call.kind == kDecoupled) ask_row(f.call.second, f.own(f.call.second, later), f.V);
+    }
     read_value(f, begin + t, values + t * f.step_v, row);
   }
   for (int64_t n = 0; n < f.writes && c.tall > c.size; ++n)

@@ -49,11 +49,11 @@ static void remember(const Chunk<T>& c, const Frame<T>& f, const T* writes, cons
 
 // O, which begins at x.read and has x's rows between its own.
 template <class T>
-static void read_out(Forward<T>& x, const Frame<T>& f, int64_t begin, bool empty) {
+static void read_out(Forward<T>& x, const Frame<T>& f, int64_t begin, const T* writes, bool empty) {
   const Chunk<T>& c = x.chunk;
   const int64_t step = c.reads * f.step_v;
   for (int64_t n = 0; n < f.writes; ++n)
-    product<T>({c.grams + n * c.tall, c.gram_step(f)}, c.size, {x.writes + n * c.tall * f.step_v, f.step_v}, f.wide_v,
+    product<T>({c.grams + n * c.tall, c.gram_step(f)}, c.size, {writes + n * c.tall * f.step_v, f.step_v}, f.wide_v,
                c.size, {x.read, step, empty && n == 0 ? nullptr : x.read}, Part::lower_left);
   for (int64_t t = 0; t < c.size; ++t) {
     T* row = x.read + t * step;
@@ -63,16 +63,16 @@ static void read_out(Forward<T>& x, const Frame<T>& f, int64_t begin, bool empty
 }
 
 template <class T>
-static void forward_chunk(Forward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, bool empty, bool last) {
+static void forward_chunk(Forward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, T* writes, const T* before,
+                          T* after) {
   Chunk<T>& c = x.chunk;
   c.begin(f, size, true, false);
   fade_chunk<T>(c, f, begin, c.rows, nullptr);
-  if (!empty)
-    product<T>({c.rows, f.step_k}, c.reads * size, {x.state, f.step_v}, f.wide_v, f.K, {x.read, f.step_v});
-  read_values(c, f, begin, x.writes, x.row);
-  correct<T>(c, f, x.writes, empty ? nullptr : x.read + f.step_v, c.reads * f.step_v, x.minus);
-  read_out(x, f, begin, empty);
-  if (!last || f.call.final) remember<T>(c, f, x.writes, empty ? nullptr : x.state, x.state);
+  if (before) product<T>({c.rows, f.step_k}, c.reads * size, {before, f.step_v}, f.wide_v, f.K, {x.read, f.step_v});
+  read_values(c, f, begin, writes, x.row);
+  correct<T>(c, f, writes, before ? x.read + f.step_v : nullptr, c.reads * f.step_v, x.minus);
+  read_out(x, f, begin, writes, !before);
+  if (after) remember<T>(c, f, writes, before, after);
 }
 
 template <class T>
@@ -81,14 +81,22 @@ static void forward(const ChannelCall& call, int64_t job, char* scratch) {
   Arena arena{scratch};
   Forward<T> x(arena, f);
   if (f.end - f.begin == 1) return token(x.chunk, f, x.writes, x.read);
-  bool empty = !call.state;
-  if (call.state) read_state(f, call.state, x.state);
-  for (int64_t begin = f.begin; begin < f.end; begin += f.C) {
-    const int64_t size = smaller(f.C, f.end - begin);
-    forward_chunk(x, f, begin, size, empty, begin + size == f.end);
-    empty = false;
+  const Trail<T> trail = call.trail ? Trail<T>::of_call(f) : Trail<T>{x.state, 0, x.writes - x.state};
+  const int64_t chunks = f.chunks();
+  const T* before = nullptr;
+  if (call.state) {
+    T* first = chunks ? trail.state(0) : x.state;
+    read_state(f, call.state, first);
+    before = first;
   }
-  if (call.final) write_state(f, empty ? nullptr : x.state, call.final);
+  for (int64_t i = 0; i < chunks; ++i) {
+    const int64_t begin = f.begin + i * f.C;
+    T* after = i + 1 < chunks ? trail.state(i + 1) : call.final ? x.state : nullptr;
+    x.chunk.turns = {f.span(i), f.span(i + 1)};
+    forward_chunk(x, f, begin, smaller(f.C, f.end - begin), trail.update(i), before, after);
+    before = after;
+  }
+  if (call.final) write_state(f, before, call.final);
 }
 
 template <class T>

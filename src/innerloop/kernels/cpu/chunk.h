@@ -8,11 +8,6 @@ namespace innerloop::INNERLOOP_ISA {
 
 constexpr double kSmallestDecay = -120.0;  // e^-120 is 0 beside anything, and sums of it stay finite
 
-// Tokens of one head.
-struct Span {
-  int64_t head = 0, begin = 0, end = 0;
-};
-
 // Widths of rows, and where a job stands.
 template <class T>
 struct Frame : Place<ScalarCall> {
@@ -24,11 +19,6 @@ struct Frame : Place<ScalarCall> {
     step_k = spread<T>(K), step_v = spread<T>(V), step_c = spread<T>(C);
   }
   int64_t memory() const { return K * step_v; }
-  // Chunk i; before the first and behind the last there is nothing.
-  Span span(int64_t i) const {
-    const int64_t from = begin + i * C;
-    return {head, from, i < 0 ? from : smaller(end, from + C)};
-  }
 };
 
 constexpr int64_t kTogether = 4;  // heads of a job at most
@@ -61,7 +51,7 @@ struct Chunk {
   T *unit_q, *unit_k;       // by what queries and keys were multiplied
   double *total, *slope_rate, *slope_square;  // cumulated g; d rate / d beta and d rate / d |k|^2
   T last;                   // p of the whole chunk
-  Span now, next;            // this chunk and the one that is worked on after it, of this head or of its neighbour
+  Turns turns;
 
   void take(Arena& arena, const Frame<T>& f) {
     const int64_t c = f.C;
@@ -131,22 +121,12 @@ static void read_decays(Chunk<T>& x, const Frame<T>& f, int64_t begin, int64_t s
   x.last = x.carry[size - 1];
 }
 
-// From a token to the one that is read kAhead rows later, and its head; false: there is none.
-template <class T>
-INNERLOOP_INLINE bool coming(const Chunk<T>& x, int64_t* token, int64_t* head) {
-  const int64_t beyond = *token + kAhead - x.now.end;
-  const Span& span = beyond < 0 ? x.now : x.next;
-  *token = beyond < 0 ? *token + kAhead : span.begin + beyond;
-  *head = span.head;
-  return *token < span.end;
-}
-
 // Read q and k of a token, made unit length where the call says so; t is its place in the chunk.
 template <class T>
 static void read_token(Chunk<T>& x, const Frame<T>& f, int64_t token, int64_t t, T* q, T* k, bool queries) {
   int64_t later = token, head;
-  if (coming(x, &later, &head)) {
-    head /= f.call.heads / f.call.key_heads;
+  if (x.turns.ahead(&later, &head)) {
+    head = f.key_head_of(head);
     if (queries) ask_row(f.call.q, f.at(f.call.q, later, head), f.K);
     ask_row(f.call.k, f.at(f.call.k, later, head), f.K);
   }
@@ -166,16 +146,6 @@ static void read_tokens(Chunk<T>& x, const Frame<T>& f, int64_t begin, int64_t s
   transpose(keys, f.step_k, size, f.wide_k, x.kt, f.step_c);
   read_rates(x, f, begin, size);
   read_decays(x, f, begin, size);
-}
-
-// Rows of v, or of what has its shape.
-template <class T>
-static void read_values(const Chunk<T>& x, const Frame<T>& f, const Strided& v, int64_t begin, int64_t size, T* to) {
-  for (int64_t t = 0; t < size; ++t) {
-    int64_t later = begin + t, head;
-    if (coming(x, &later, &head)) ask_row(v, f.at(v, later, head), f.V);
-    read_row(v, f.own(v, begin + t), f.V, to + t * f.step_v);
-  }
 }
 
 // P[t, s] = e^(total_t - total_s) for s <= t and 0 above the diagonal.

@@ -25,7 +25,7 @@ static void forward_chunk(Forward<T>& x, const Frame<T>& f, int64_t begin, int64
                           T* after) {
   Chunk<T>& chunk = x.chunk;
   read_tokens(chunk, f, begin, size, true);
-  read_values(chunk, f, f.call.v, begin, size, update);
+  read_values(chunk.turns, f, f.call.v, begin, size, update);
   fill_coefficients(chunk, f, size, true);
   const int64_t asked = f.call.corrects ? 2 * size : size;
   T* read = chunk.read;
@@ -63,7 +63,7 @@ static void forward(const ScalarCall& call, int64_t job, char* scratch) {
     for (int64_t n = 0; n < share.heads; ++n) {
       const Frame<T> f(call, share.sequence, share.head + n);
       const bool alone = f.end - f.begin == 1;
-      x.chunk.now = f.span(i), x.chunk.next = share.after(f, i, n, 1);
+      x.chunk.turns = {f.span(i), share.after(f, i, n, 1)};
       if (!alone || call.trail) forward_turn(x, f, i, x.states[n]);
       if (alone) token(x.chunk, f);  // one token gives the same bits in a packed call as by itself
     }

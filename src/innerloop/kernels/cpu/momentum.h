@@ -35,6 +35,7 @@ struct Stretch {
   T *p, *r, *m;                // [1 + C]: before the first token they are 1, 0, 1
   T *to_memory, *to_momentum;  // [C]: how much of each write the chunk leaves
   T *unit_q, *unit_k;          // by what queries and keys were multiplied
+  Turns turns;
 
   void take(Arena& arena, const Course<T>& f) {
     qk = arena.take<T>(2 * f.C * f.step_k), kt = arena.take<T>(f.wide_k * f.step_c);
@@ -55,6 +56,11 @@ static void read_course(Stretch<T>& x, const Course<T>& f, int64_t begin, int64_
   x.p[0] = x.m[0] = 1, x.r[0] = 0;
   for (int64_t t = 0; t < size; ++t) {
     T *q = x.qk + t * f.step_k, *k = keys + t * f.step_k;
+    int64_t later = begin + t, head;
+    if (x.turns.ahead(&later, &head)) {
+      ask_row(call.q, f.shared(call.q, later), f.K);
+      ask_row(call.k, f.shared(call.k, later), f.K);
+    }
     read_row(call.q, f.at(call.q, begin + t, f.key_head()), f.K, q);
     read_row(call.k, f.at(call.k, begin + t, f.key_head()), f.K, k);
     if (call.unit) x.unit_q[t] = make_unit(q, f.wide_k), x.unit_k[t] = make_unit(k, f.wide_k);
@@ -176,12 +182,6 @@ static void write_pair(const Course<T>& f, const T* from, void* memory, void* mo
 }
 
 template <class T>
-static void read_values(const Course<T>& f, int64_t begin, int64_t size, T* to) {
-  for (int64_t t = 0; t < size; ++t)
-    read_row(f.call.v, f.at(f.call.v, begin + t, f.head), f.V, to + t * f.step_v);
-}
-
-template <class T>
 struct Walk {
   Stretch<T> stretch;
   T *update, *out, *faded, *state;
@@ -198,7 +198,7 @@ template <class T>
 static void walk_chunk(Walk<T>& w, const Course<T>& f, int64_t begin, int64_t size, T* update, const T* before, T* after) {
   Stretch<T>& x = w.stretch;
   read_course(x, f, begin, size);
-  read_values(f, begin, size, update);
+  read_values(x.turns, f, f.call.v, begin, size, update);
   fill_coupling(x, f, size, true);
   if (before)
     product<T>({x.qk, f.step_k}, 2 * size, {before, f.step_pair}, 2 * f.wide_v, f.K, {x.read, f.step_pair});

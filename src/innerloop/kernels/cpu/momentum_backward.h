@@ -62,8 +62,9 @@ static void replay(WalkBack<T>& w, const Course<T>& f) {
     const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
     const T* start = i == 0 && !begun ? nullptr : w.trail.state(i);
     T *update = w.trail.update(i), *read = w.stretch.read;
+    w.stretch.turns = {f.span(i), f.span(i + 1)};
     read_course(w.stretch, f, begin, size);
-    read_values(f, begin, size, update);
+    read_values(w.stretch.turns, f, call.v, begin, size, update);
     fill_coupling(w.stretch, f, size, false);
     if (start)
       product<T>({w.stretch.keys(f, size), f.step_k}, size, {start, f.step_pair}, 2 * f.wide_v, f.K, {read, f.step_pair});
@@ -77,8 +78,7 @@ template <class T>
 static void pull_back_writes(WalkBack<T>& w, const Course<T>& f, int64_t begin, int64_t size, bool pulled) {
   const Stretch<T>& x = w.stretch;
   T* dr = w.slope + size * f.step_v;
-  for (int64_t t = 0; t < size; ++t)
-    read_row(f.call.grad_out, f.at(f.call.grad_out, begin + t, f.head), f.V, w.slope + t * f.step_v);
+  read_values(x.turns, f, f.call.grad_out, begin, size, w.slope);
   if (pulled)
     product<T>({x.keys(f, size), f.step_k}, size, {w.grad_state, f.step_pair}, 2 * f.wide_v, f.K, {w.pulled, f.step_pair});
   for (int64_t t = 0; t < size && pulled; ++t) {
@@ -288,6 +288,8 @@ static void walk_back_chunk(WalkBack<T>& w, const Course<T>& f, int64_t i, bool 
   const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
   const T* start = i == 0 && !call.state && !call.momentum ? nullptr : w.trail.state(i);
   const T* update = w.trail.update(i);
+  if (start) ask_block(start, f.memory());
+  w.stretch.turns = {f.span(i), f.span(i - 1)};
   read_course(w.stretch, f, begin, size);
   fill_coupling(w.stretch, f, size, true);
   pull_back_writes(w, f, begin, size, pulled);

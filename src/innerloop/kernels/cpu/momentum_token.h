@@ -59,7 +59,7 @@ static void momentum_token(Walk<T>& w, const Course<T>& f) {
   Stretch<T>& x = w.stretch;
   const int64_t K = f.K, V = f.V, begin = f.begin, place = f.matrix();
   read_course(x, f, begin, 1);
-  read_values(f, begin, 1, w.update);
+  read_values(x.turns, f, call.v, begin, 1, w.update);
   const T *q = x.qk, *k = x.keys(f, 1);
   const T* memory = call.state ? static_cast<const T*>(call.state) + place : nullptr;
   const T* momentum = call.momentum ? static_cast<const T*>(call.momentum) + place : nullptr;
@@ -102,6 +102,7 @@ static void momentum_forward(const MomentumCall& call, int64_t job, char* scratc
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t begin = f.begin + i * f.C;
     T* after = i + 1 < chunks ? trail.state(i + 1) : call.final ? w.state : nullptr;
+    w.stretch.turns = {f.span(i), f.span(i + 1)};
     walk_chunk(w, f, begin, smaller(f.C, f.end - begin), trail.update(i), before, after);
     before = after;
   }

@@ -9,6 +9,25 @@
 
 namespace innerloop::INNERLOOP_ISA {
 
+// Tokens of one head.
+struct Span {
+  int64_t head = 0, begin = 0, end = 0;
+};
+
+// The chunk that is worked on and the one that comes after it, of this head or of a neighbour's.
+struct Turns {
+  Span now, next;
+
+  // From a token to the one that is read kAhead rows later, and its head; false: there is none.
+  bool ahead(int64_t* token, int64_t* head) const {
+    const int64_t beyond = *token + kAhead - now.end;
+    const Span& span = beyond < 0 ? now : next;
+    *token = beyond < 0 ? *token + kAhead : span.begin + beyond;
+    *head = span.head;
+    return *token < span.end;
+  }
+};
+
 // One head of one sequence.
 template <class Call>
 struct Place {
@@ -30,9 +49,16 @@ struct Place {
     for (int64_t n = 0; h.bounds && n < h.sequences; ++n)
       if (h.bounds[n + 1] - h.bounds[n] > end) end = h.bounds[n + 1] - h.bounds[n];
   }
-  int64_t key_head() const { return head / (call.heads / call.key_heads); }
+  int64_t key_head() const { return key_head_of(head); }
+  int64_t key_head_of(int64_t of) const { return of / (call.heads / call.key_heads); }
   int64_t matrix() const { return (sequence * call.heads + head) * K * V; }
   int64_t chunks() const { return (end - begin + C - 1) / C; }
+  int64_t written() const { return C; }  // rows that a chunk writes
+  // Chunk i; before the first and behind the last there is nothing.
+  Span span(int64_t i) const {
+    const int64_t from = begin + i * C;
+    return {head, from, i < 0 ? from : smaller(end, from + C)};
+  }
   // Of [B, T, G] outputs.
   int64_t place(int64_t token) const { return (row * call.header.length + token) * call.heads + head; }
   int64_t at(const Strided& x, int64_t token, int64_t of) const { return row * x.row + token * x.token + of * x.head; }
@@ -69,7 +95,7 @@ struct Arena {
 #endif
 };
 
-// The memory at every chunk's start, which has f.memory() numbers, and the chunk's writes [C, V], of one head.
+// The memory at every chunk's start, which has f.memory() numbers, and the chunk's writes [written, V], of one head.
 template <class T>
 struct Trail {
   T* data = nullptr;
@@ -80,7 +106,7 @@ struct Trail {
 
   template <class F>
   static int64_t block(const F& f) {
-    return f.memory() + f.C * f.step_v;
+    return f.memory() + f.written() * f.step_v;
   }
   template <class F>
   static Trail of_scratch(Arena& arena, const F& f, int64_t chunks) {
@@ -101,6 +127,16 @@ struct Trail {
     return chunks * f.call.heads * block(f) * int64_t(sizeof(T));
   }
 };
+
+// A chunk's rows of v, or of what has its shape.
+template <class T, class F>
+static void read_values(const Turns& turns, const F& f, const Strided& v, int64_t begin, int64_t size, T* to) {
+  for (int64_t t = 0; t < size; ++t) {
+    int64_t later = begin + t, head;
+    if (turns.ahead(&later, &head)) ask_row(v, f.at(v, later, head), f.V);
+    read_row(v, f.own(v, begin + t), f.V, to + t * f.step_v);
+  }
+}
 
 // States of a call: [N, G, K, V], from and to rows that lie f.step_v apart.
 template <class T, class F>

@@ -94,7 +94,7 @@ static void token(Chunk<T>& x, const Frame<T>& f) {
   read_token(x, f, at, 0, q, k, true);
   read_rates(x, f, at, 1);
   read_decays(x, f, at, 1);
-  read_values(x, f, f.call.v, at, 1, x.v);
+  read_values(x.turns, f, f.call.v, at, 1, x.v);
   const T* before = f.call.state ? static_cast<const T*>(f.call.state) + f.matrix() : nullptr;
   T* after = f.call.final ? static_cast<T*>(f.call.final) + f.matrix() : nullptr;
   const T own = T(f.call.scale) * dot(q, k, f.wide_k);

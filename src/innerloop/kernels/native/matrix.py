@@ -33,6 +33,8 @@ CHUNK = 32
 """Tokens a chunk, unless fewer were asked for: what fits beside the memory in a core's cache."""
 _LONG = 2048
 """Tokens beyond which a call with gradients takes chunks twice as large: half as many memories to keep."""
+_LARGE = 128 * 128
+"""Numbers of a memory from which turning and carrying it costs more than the products of larger chunks."""
 
 
 class Fields:
@@ -45,19 +47,18 @@ class Fields:
         whole: How many whole numbers.
         inputs: How many inputs: q, k, v and every gate that the core knows.
         states: How many matrices a memory has.
-        trail: Whether values can leave something for the gradients.
         types: How many types of gradients.
     """
 
-    def __init__(self, whole: int, inputs: int, *, states: int = 1, trail: bool = False, types: int = 1) -> None:
+    def __init__(self, whole: int, inputs: int, *, states: int = 1, types: int = 1) -> None:
         """Count where everything stands."""
-        self.inputs, self.states, self.has_trail, self.types = inputs, states, trail, types
-        self.layout = f"{whole}q d {inputs * TENSOR} {2 * states + trail + 1}q {TENSOR} {2 * states + inputs + types}q"
+        self.inputs, self.states, self.types = inputs, states, types
+        self.layout = f"{whole}q d {inputs * TENSOR} {2 * states + 2}q {TENSOR} {2 * states + inputs + types}q"
         self.bounds = HEADER_SIZE - 1
         self.first = HEADER_SIZE + whole + 1
         self.state = self.first + inputs * TENSOR_SIZE
         self.trail = self.state + states
-        self.out = self.trail + trail
+        self.out = self.trail + 1
         self.slope = self.out + 1 + states
         self.end = self.slope + TENSOR_SIZE
         self.grads = self.end + states
@@ -73,9 +74,8 @@ class Fields:
 
     def slopes_at(self, slots: Sequence[int]) -> tuple[int, ...]:
         """Return the same of the trail, of the gradients that come in and of those that go out."""
-        trail = (self.trail,) if self.has_trail else ()
         states = range(self.grads + self.inputs, self.grads + self.inputs + self.states)
-        return (*trail, self.slope, *range(self.end, self.grads),
+        return (self.trail, self.slope, *range(self.end, self.grads),
                 *[self.grads + slot for slot in slots], *states)  # fmt: skip
 
     def filled(
@@ -104,6 +104,8 @@ class Matrices(Native):
 
     core: ClassVar[Core]
     fields: ClassVar[Fields]
+    long: ClassVar[int] = _LONG
+    """Tokens beyond which chunks are twice as large where a memory is large, in calls with gradients."""
     together: ClassVar[int] = 1
     """Heads that a job takes at most, side by side: what lies together in memory is read together."""
 
@@ -135,7 +137,7 @@ class Matrices(Native):
         _, length, heads, width = held[2].shape
         fields = self._fields(held, options, leave, None)
         # Of one chunk there is nothing that would not be had as soon.
-        long = leave and self.fields.has_trail and length > _chunk(options, length, leave)
+        long = leave and length > self._chunk(held, options, leave)
         trail = outline((self.core.trail_size(*fields),), torch.uint8) if long else None
         run = self.core.plan(0, (*self.fields.held_at(self._slots), *self.fields.values_at()), *fields)
         state = outline((_rows(held), heads, held[0].shape[3], width), compute_dtype(held[2].dtype))
@@ -147,8 +149,7 @@ class Matrices(Native):
         out = empty(call.out) if held[-1] is None else call.out.new_zeros(call.out.shape)
         trail = None if call.trail is None else empty(call.trail)
         results = (out, *[empty(x) for x in call.states])
-        left = [0 if trail is None else trail.data_ptr()] if self.fields.has_trail else []
-        call.run(*addresses(held), *left, *addresses(results))
+        call.run(*addresses((*held, trail, *results)))
         return results, trail
 
     def prepare_token(
@@ -180,8 +181,7 @@ class Matrices(Native):
             after = [empty(x) for x in call.states]
         else:
             after = states
-        left = (0, 0) if self.fields.has_trail else (0,)
-        call.run(*addresses(held), *addresses(states), *left, out.data_ptr(), *addresses(after))
+        call.run(*addresses(held), *addresses(states), 0, 0, out.data_ptr(), *addresses(after))
         return out, after
 
     def backward(
@@ -204,8 +204,7 @@ class Matrices(Native):
             for x in found[: -self.fields.states]:
                 if x is not None:
                     x.zero_()
-        trail = (left,) if self.fields.has_trail else ()
-        call.run(*addresses(held), *addresses((*trail, slope, *ends, *found)))
+        call.run(*addresses((*held, left, slope, *ends, *found)))
         return [_fitted(x, given) for x, given in zip(found, inputs, strict=True) if x is not None]
 
     def _prepare_slopes(
@@ -237,18 +236,19 @@ class Matrices(Native):
         threads = threads_for(4 * work if length == 1 else work)
         together = max(1, min(self.together, rows * heads // (2 * threads))) if length > 1 else 1
         header = (rows * -(-heads // together), threads, rows, length, 0)
-        whole = self.whole(held, _chunk(options, length, gradients), together, unit)
+        whole = self.whole(held, self._chunk(held, options, gradients), together, unit)
         inputs = {slot: x for slot, x in zip(self._slots, held, strict=False) if x is not None}
         return (*header, *self.fields.filled(whole, scale, inputs, slope, types or (0,) * self.fields.types))
+
+    def _chunk(self, held: Sequence[Any], options: Sequence[Any], gradients: bool) -> int:
+        _, length, _, width = held[2].shape
+        long = self.long if held[1].shape[3] * width >= _LARGE else _LONG
+        return min(options[3], 2 * CHUNK if gradients and length > long else CHUNK)
 
 
 def _rows(held: Sequence[Any]) -> int:
     bounds = held[-1]
     return held[2].shape[0] if bounds is None else bounds.shape[0] - 1
-
-
-def _chunk(options: Sequence[Any], length: int, gradients: bool) -> int:
-    return min(options[3], 2 * CHUNK if gradients and length > _LONG else CHUNK)
 
 
 def _fitted(grad: Tensor, given: Tensor) -> Tensor:

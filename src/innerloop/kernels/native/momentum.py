@@ -15,8 +15,9 @@ from innerloop.shapes import compute_dtype
 class Momentum(Matrices):
     """The memory ``S`` and its momentum ``U``, through the library; the gates are theta, eta and alpha."""
 
-    fields = Fields(7, 6, states=2, trail=True)
+    fields = Fields(7, 6, states=2)
     core = Core(2, fields.layout)
+    long = 512
 
     def __init__(self) -> None:
         """Name the gates."""

@@ -22,8 +22,9 @@ class Scalar(Matrices):
         gates: Which gates it takes, of ``g`` and ``beta``, in order.
     """
 
-    fields = Fields(9, 5, trail=True)
+    fields = Fields(9, 5)
     core = Core(0, fields.layout)
+    long = 512
     together = 4
 
     def __init__(self, corrects: int, gates: tuple[str, ...]) -> None:
