@@ -154,8 +154,10 @@ static void fill_fade(Chunk<T>& x, const Frame<T>& f, int64_t size) {
   for (int64_t t = 0; t < size; ++t) {
     T* row = x.fade + t * f.step_c;
     for (int64_t s = 0; s <= t; ++s) row[s] = f.call.g.data ? T(x.total[t] - x.total[s]) : T(0);
-    for (int64_t s = t + 1; s < padded<T>(size); ++s) row[s] = T(-1e30);
-    for (int64_t s = 0; s < padded<T>(size); s += kLanes<T>) store(row + s, exp_of(load(row + s)));
+    const int64_t seen = padded<T>(t + 1);
+    for (int64_t s = t + 1; s < seen; ++s) row[s] = T(-1e30);
+    for (int64_t s = 0; s < seen; s += kLanes<T>) store(row + s, exp_of(load(row + s)));
+    for (int64_t s = seen; s < padded<T>(size); s += kLanes<T>) store(row + s, Vec<T>{});
   }
 }
 

@@ -75,7 +75,17 @@ static void tile(const T* a, int64_t step, const T* b, int64_t right, int64_t n,
     for (int j = 0; j < N; ++j) store(to.data + (row + m) * to.step + column + j * kLanes<T>, sum[m][j]);
 }
 
-// The rows that are left when kRows does not divide them go through the smaller tiles.
+// Rows shared out to as few tiles as hold them, as evenly as can be: a flat tile waits for its own sums.
+struct Shares {
+  int64_t tiles, flat, taller;
+
+  explicit Shares(int64_t rows) {
+    tiles = (rows + kRows - 1) / kRows;
+    flat = tiles ? rows / tiles : 0, taller = rows - flat * tiles;
+  }
+  int64_t operator[](int64_t tile) const { return flat + (tile < taller); }
+};
+
 template <class T, int M, int N, bool Turned>
 INNERLOOP_INLINE void tile_of(int64_t rows, const T* a, int64_t step, const T* b, int64_t right, int64_t n,
                               const Into<T>& into, int64_t row, int64_t column) {
@@ -89,8 +99,9 @@ INNERLOOP_INLINE void tile_of(int64_t rows, const T* a, int64_t step, const T* b
 template <class T, int N, bool Turned>
 static void strip(Left<T> left, int64_t rows, Right<T> right, int64_t column, int64_t depth, const Into<T>& into,
                   Part part) {
-  for (int64_t row = 0; row < rows; row += kRows) {
-    const int64_t some = smaller<int64_t>(kRows, rows - row);
+  const Shares shares(rows);
+  for (int64_t n = 0, row = 0, some; n < shares.tiles; ++n, row += some) {
+    some = shares[n];
     if (part == Part::lower_result && column > row + some - 1) continue;
     const int64_t begin = part == Part::upper_left ? row : 0;
     const int64_t end = part == Part::lower_left ? smaller(depth, row + some) : depth;
@@ -150,8 +161,9 @@ INNERLOOP_INLINE void solve_of(int64_t some, const T* a, int64_t step, T* x, int
 
 template <class T, int N, bool Turned>
 static void solve_strip(const T* a, int64_t step, T* x, int64_t width, int64_t rows) {
-  for (int64_t done = 0; done < rows; done += kRows) {
-    const int64_t some = smaller<int64_t>(kRows, rows - done);
+  const Shares shares(rows);
+  for (int64_t n = 0, done = 0, some; n < shares.tiles; ++n, done += some) {
+    some = shares[n];
     solve_of<T, kRows, N, Turned>(some, a, step, x, width, Turned ? rows - done - some : done, rows);
   }
 }
