@@ -36,6 +36,9 @@ _LONG = 2048
 _LARGE = 128 * 128
 """Numbers of a memory from which turning and carrying it costs more than the products of larger chunks."""
 
+_BESIDE = 128 * 256
+"""Numbers of memories that lie side by side in a core's cache, with room for a chunk's own."""
+
 
 class Fields:
     """What a core's call says, and where.
@@ -234,7 +237,8 @@ class Matrices(Native):
         work = rows * length * heads * width * key_width
         # A step is all reading and writing, which two threads do sooner.
         threads = threads_for(4 * work if length == 1 else work)
-        together = max(1, min(self.together, rows * heads // (2 * threads))) if length > 1 else 1
+        beside = min(self.together, _BESIDE // max(1, width * key_width), rows * heads // (2 * threads))
+        together = max(1, beside) if length > 1 else 1
         header = (rows * -(-heads // together), threads, rows, length, 0)
         whole = self.whole(held, self._chunk(held, options, gradients), together, unit)
         inputs = {slot: x for slot, x in zip(self._slots, held, strict=False) if x is not None}
