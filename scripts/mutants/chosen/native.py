@@ -62,8 +62,8 @@ MUTANTS = (
     Mutant(
         "a value head reads another's key",
         PLACE,
-        "head / (call.heads / call.key_heads)",
-        "head % call.key_heads",
+        "of / (call.heads / call.key_heads)",
+        "of % call.key_heads",
         HEADS,
     ),
     Mutant("every row is the first", PLACE, "row = c.header.bounds ? 0 : sequence;", "row = 0;", ROWS),
