@@ -14,7 +14,7 @@ FUZZ = OMP_NUM_THREADS=1 $(BIN)/python -m scripts.fuzz --count $(COUNT) $(if $(S
 
 .DEFAULT_GOAL := help
 # What a watched library is put through: everything that only kernels can get wrong, and the contract.
-SANITIZED = tests/kernels/test_native.py tests/kernels/test_robustness.py tests/rules/test_contract.py
+SANITIZED = tests/kernels/test_native.py tests/kernels/test_series.py tests/kernels/test_robustness.py tests/rules/test_contract.py
 
 .PHONY: help report reproduce screenshots picture test test-slow check docs bench fuzz sanitize wheel-test emulate kill-test mutants mutants-generic clean
 

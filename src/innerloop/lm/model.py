@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from innerloop.lm.block import Block
 from innerloop.lm.config import Config
+from innerloop.lm.decoder import Decoder, decoder
 from innerloop.lm.files import read_model, write_model
 from innerloop.lm.loss import IGNORED, Reduction, head_loss
 from innerloop.lm.sampling import Sampling, last_tokens
@@ -238,11 +239,21 @@ class LanguageModel(nn.Module):
         ends = torch.tensor(sorted(stop), dtype=torch.int64, device=tokens.device)
         ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         rows, token = torch.arange(len(tokens), device=tokens.device), tokens[:, 0]
+        written: Decoder | None = None
+        first = True
         while count is None or count > 0:
             # Inference mode saves an eighth of what is no arithmetic; no state leaves it, and of a token a copy.
             with torch.inference_mode():
-                x, state = self._evaluated(tokens, state, attention_mask)
-                drawn = torch.where(ended, token, sampling(self.logits(x[rows, last])))
+                if not first and (written is None or not written.fits()):
+                    state = state if written is None else written.state
+                    written = decoder(self, state)
+                if first or written is None:
+                    x, state = self._evaluated(tokens, state, attention_mask)
+                    logits = self.logits(x[rows, last])
+                else:
+                    logits = written(token)
+                first = False
+                drawn = torch.where(ended, token, sampling(logits))
             token = drawn.clone()
             yield token
             if stop:

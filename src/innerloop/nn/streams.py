@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from innerloop.kernels.native.series import Series
 from innerloop.nn.convolution import ShortConvolution
 from innerloop.nn.layer import Turn
 from innerloop.nn.projections import Projection
+from innerloop.nn.state import LayerState
 
 
 class Streams(nn.Module):
@@ -44,6 +46,24 @@ class Streams(nn.Module):
         """Map ``[B, T, D]`` to one tensor a name."""
         found = tuple(self._one(name, x, turn) for name in self.maps)
         return found[0].split(self.sizes, -1) if len(found) < len(self.sizes) else found
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The maps' weights."""
+        return [linear.weight for linear in self.maps.values()]  # pyright: ignore[reportReturnType]
+
+    def write(self, series: Series, mapped: Sequence[Tensor], state: LayerState) -> tuple[Tensor, ...]:
+        """Write down what becomes of one token ``[N, D]`` once it is mapped: one tensor a name."""
+        found = []
+        for name, x in zip(self.maps, mapped, strict=True):
+            if name in self.convolutions:
+                convolution = self.convolutions[name]
+                assert isinstance(convolution, ShortConvolution)
+                x = series.convolve(x, state.windows[name], convolution.weight, convolution.bias)
+            elif name not in self.straight:
+                x = series.silu(x)
+            found.append(x)
+        return tuple(found[0].split(self.sizes, -1) if len(found) < len(self.sizes) else found)
 
     def _one(self, name: str, x: Tensor, turn: Turn) -> Tensor:
         x = self.maps[name](x)

@@ -119,6 +119,27 @@ struct NormCall {
   void* grad_weight;         // [jobs, width]
 };
 
+// Linear maps of a few tokens, several of one input (linear.h). Jobs are shares of the maps' rows.
+constexpr int64_t kMaps = 8;
+struct LinearCall {
+  Header header;
+  int64_t tokens, width, share, adds;  // rows of a job; whether `outs` hold something to add to
+  const void* x;                       // [tokens, width]
+  const void* weights[kMaps];          // [height, width]
+  int64_t heights[kMaps];
+  void* outs[kMaps];  // [tokens, height]
+};
+
+// A gate, number by number (linear.h): other silu(x); factor / (1 + e^-x); or the decay -e^rate log(1 + e^(x + other)).
+enum GateKind : int64_t { kSiluTimes = 0, kSigmoidTimes = 1, kDecay = 2 };
+struct GateCall {
+  Header header;
+  int64_t kind, tokens, width;
+  double factor;
+  const void *x, *other, *rate;  // [tokens, width]; as x, or [width] of a decay; [width]
+  void* out;
+};
+
 // What the library can compute. `way` is 0 for values and 1 for gradients; a job's scratch is aligned to 64 bytes.
 // `scratch` of way 2 is the size of the trail.
 struct Core {
@@ -127,6 +148,6 @@ struct Core {
   void (*run)(const void* call, int64_t way, int64_t job, char* scratch);
 };
 
-enum : int64_t { kScalar = 0, kChannel, kMomentum, kConvolution, kNorm, kCores };
+enum : int64_t { kScalar = 0, kChannel, kMomentum, kConvolution, kNorm, kLinear, kGate, kCores };
 
 }  // namespace innerloop

@@ -1,6 +1,7 @@
 // Compiled once for every instruction set: its table of cores.
 #include "channel.h"
 #include "convolution.h"
+#include "linear.h"
 #include "momentum_backward.h"
 #include "norm.h"
 #include "scalar.h"
@@ -15,6 +16,8 @@ const Core cores[kCores] = {
     {sizeof(MomentumCall), momentum_scratch, momentum_run},
     {sizeof(ConvolutionCall), convolution_scratch, convolution_run},
     {sizeof(NormCall), norm_scratch, norm_run},
+    {sizeof(LinearCall), no_scratch, linear_run},
+    {sizeof(GateCall), no_scratch, gate_run},
 };
 
 }  // namespace INNERLOOP_ISA

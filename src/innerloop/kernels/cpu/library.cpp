@@ -161,6 +161,12 @@ __attribute__((visibility("default"))) int64_t innerloop_again(const int64_t* pl
   for (int64_t i = 0; i < count; ++i) filled[places[i]] = addresses[i];
   return innerloop_run(plan[0], filled, plan[1]);
 }
+// Calls one behind another, each as core, way, size of the call in eight bytes, then the call itself.
+__attribute__((visibility("default"))) int64_t innerloop_series(const int64_t* calls, int64_t count) {
+  int64_t failed = 0;
+  for (; count > 0 && !failed; --count, calls += 3 + calls[2]) failed = innerloop_run(calls[0], calls + 3, calls[1]);
+  return failed;
+}
 __attribute__((visibility("default"))) int64_t innerloop_scratch(int64_t core, const void* call, int64_t way) {
   return innerloop::chosen.cores[core].scratch(call, way);
 }

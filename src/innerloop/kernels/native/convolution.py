@@ -30,6 +30,7 @@ _WORK = 16
 class Convolution(Kernel):
     """``(x, window, weight, bias)`` to ``y`` and the window after it; options are bounds, SiLU, and native."""
 
+    no_gradients = _NO_GRADIENTS
     core = Core(3, f"8q {TENSOR} 5q {TENSOR} 4q")
 
     def forward(

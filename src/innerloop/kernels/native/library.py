@@ -44,12 +44,16 @@ def _open() -> tuple[Any, str]:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         return None, f"the native kernels do not load: {error}"
+    if not hasattr(library, "innerloop_series"):
+        return None, "the native kernels are of another version; install again"
     library.innerloop_call_size.argtypes = (ctypes.c_int64,)
     library.innerloop_call_size.restype = ctypes.c_int64
     library.innerloop_run.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
     library.innerloop_run.restype = ctypes.c_int64
     library.innerloop_again.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
     library.innerloop_again.restype = ctypes.c_int64
+    library.innerloop_series.argtypes = (ctypes.c_char_p, ctypes.c_int64)
+    library.innerloop_series.restype = ctypes.c_int64
     library.innerloop_scratch.argtypes = (ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
     library.innerloop_scratch.restype = ctypes.c_int64
     library.innerloop_large_pages.argtypes = (ctypes.c_void_p, ctypes.c_int64)
@@ -99,9 +103,21 @@ class Core:
 
         return again
 
+    def written(self, way: int, *fields: float) -> bytes:
+        """Return a call as ``run_series`` takes it; the fields name all of its memory."""
+        call = self._layout.pack(*fields)
+        return struct.pack("=3q", self._number, way, len(call) // 8) + call
+
     def trail_size(self, *fields: float) -> int:
         """Return how many bytes the values of such a call can leave for its gradients."""
         return _LIBRARY.innerloop_scratch(self._number, self._layout.pack(*fields), 2)
+
+
+def run_series(calls: bytes, count: int) -> None:
+    """Run calls that ``Core.written`` wrote, one behind another."""
+    failed = _LIBRARY.innerloop_series(calls, count)
+    if failed:
+        _refuse(failed)
 
 
 def _refuse(failed: int) -> None:

@@ -187,6 +187,17 @@ class Matrices(Native):
         call.run(*addresses(held), *addresses(states), 0, 0, out.data_ptr(), *addresses(after))
         return out, after
 
+    def written(
+        self, held: Sequence[Tensor], states: Sequence[Tensor], out: Tensor, scale: float, unit: bool
+    ) -> list[float]:
+        """Return all fields of a call for one token ``[B, 1, ...]``, which overwrites the states."""
+        fields = list(self._fields([*held, *states, None], (None, scale, unit, 1), False, None))
+        before, after = self.fields.state, self.fields.out + 1
+        for i, state in enumerate(states):
+            fields[before + i] = fields[after + i] = state.data_ptr()
+        fields[self.fields.out] = out.data_ptr()
+        return fields
+
     def backward(
         self,
         inputs: Sequence[Any],

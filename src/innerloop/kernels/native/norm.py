@@ -24,6 +24,7 @@ _WORK = 16
 class Norm(Kernel):
     """``(x, gate, weight)`` to ``y``; options are measure, eps, activation, whether the gate is first, and native."""
 
+    no_gradients = _NO_GRADIENTS
     core = Core(4, f"8q d {2 * TENSOR} 2q {TENSOR} 3q")
 
     def forward(
