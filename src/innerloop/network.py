@@ -144,7 +144,8 @@ def named_arguments(rule: NetworkRule, function: Callable[..., Any], given: Mapp
             raise ValueError(f"{rule.name} takes {', '.join(taken)}; got an unknown {name!r}")
     for name in taken:
         if known[name].default is inspect.Parameter.empty and given.get(name) is None:
-            raise ValueError(f"{rule.name} needs {name!r}; got {', '.join(given) or 'none'}")
+            got = ", ".join(other for other, x in given.items() if x is not None)
+            raise ValueError(f"{rule.name} needs {name!r}; got {got or 'none'}")
 
 
 _OPTIONS = frozenset((

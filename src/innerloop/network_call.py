@@ -7,7 +7,7 @@ and derivatives of any order are autograd's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Integral, Real
@@ -24,7 +24,6 @@ from innerloop.kernels.loop import token_loop
 from innerloop.kernels.portable import full_precision, unit
 from innerloop.network import Learner, NetworkRule, Parts
 from innerloop.shapes import align_heads, check_shape, check_tensor, compute_dtype
-
 
 _PLANNING: ContextVar[bool] = ContextVar("planning", default=False)
 _LOOKING: ContextVar[bool] = ContextVar("looking", default=True)
@@ -60,7 +59,7 @@ def planned(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Planned:
 
 
 @contextmanager
-def unlooked() -> Iterator[None]:
+def unlooked() -> Generator[None, None, None]:
     """Leave the values of gates alone, as a single step does."""
     token = _LOOKING.set(False)
     try:

@@ -229,9 +229,16 @@ def _public(rule: NetworkRule, given: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _network_step(
-    rule: NetworkRule, q: Tensor, k: Tensor, v: Tensor, state: Any, scale: float | None, l2norm: bool,
-    overwrite_state: bool, given: dict[str, Any],
-) -> tuple[Tensor, Any]:  # fmt: skip
+    rule: NetworkRule,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Any,  # ruff: ignore[any-type] - a state is any structure
+    scale: float | None,
+    l2norm: bool,
+    overwrite_state: bool,
+    given: dict[str, Any],
+) -> tuple[Tensor, Any]:
     """Run a sequence of one token."""
     function = _public(rule, given)
     if overwrite_state:

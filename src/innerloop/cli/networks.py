@@ -23,13 +23,14 @@ _LEVELS = 3
 def empty_call(rule: NetworkRule, sizes: dict[str, int], dtype: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:  # ruff: ignore[any-type] - torch is not loaded yet
     """Return the tokens of a call and what else it needs, of the right shapes and without memory."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def new(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
 
     axes = {**rule.axes, **{gate.name: gate.axes for gate in rule.gates}}
     sizes = {**sizes, "D": sizes["K"], "n": _LEVELS}
-    with FakeTensorMode():
-        tokens = {name: torch.empty([sizes[x] for x in letters], dtype=dtype) for name, letters in axes.items()}
-        return tokens, _SHARED[rule.name](lambda *shape: torch.empty(shape, dtype=dtype), sizes)
+    tokens = {name: new(*(sizes[x] for x in letters)) for name, letters in axes.items()}
+    return tokens, _SHARED[rule.name](new, sizes)
 
 
 def plan(rule: NetworkRule, sizes: dict[str, int], dtype: Any, **options: Any) -> Plan:  # ruff: ignore[any-type] - torch is not loaded yet
@@ -45,11 +46,11 @@ def state_bytes(rule: NetworkRule, sizes: dict[str, int]) -> int:
     import torch
     from torch.utils import _pytree as pytree
 
-    from innerloop import ops
-
-    tokens, shared = empty_call(rule, {**sizes, "T": 0, "V": sizes["K"]}, torch.float32)
-    _, state = getattr(ops, rule.name)(**tokens, **shared, output_final_state=True)
-    return sum(x.numel() * x.element_size() for x in pytree.tree_leaves(state))
+    weights = empty_call(rule, {**sizes, "V": sizes["K"]}, torch.float32)[1]["weights"]
+    # HOPE's biases belong to no memory.
+    memories = weights[:5] if rule.name == "hope" else weights
+    copies = len(set(rule.state_type._fields) - {"position", "pending"})  # pyright: ignore[reportAttributeAccessIssue]
+    return sizes["B"] * (4 * copies * sum(x.numel() for x in pytree.tree_leaves(memories)) + 8)
 
 
 def _ttt(new: Any, s: dict[str, int]) -> dict[str, Any]:  # ruff: ignore[any-type] - torch is not loaded yet
