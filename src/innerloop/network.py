@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -132,6 +133,25 @@ def register(rule: NetworkRule) -> NetworkRule:
 def find(rule: object) -> NetworkRule | None:
     """Return the rule of this name if its memory is a network, or the rule itself."""
     return rule if isinstance(rule, NetworkRule) else _NETWORKS.get(rule) if isinstance(rule, str) else None
+
+
+def named_arguments(rule: NetworkRule, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise ValueError unless ``given`` holds all that a rule's function needs by name, and nothing unknown."""
+    known = inspect.signature(function).parameters
+    taken = [name for name, x in known.items() if x.kind is x.KEYWORD_ONLY and name not in _OPTIONS]
+    for name in given:
+        if name not in taken:
+            raise ValueError(f"{rule.name} takes {', '.join(taken)}; got an unknown {name!r}")
+    for name in taken:
+        if known[name].default is inspect.Parameter.empty and given.get(name) is None:
+            got = ", ".join(other for other, x in given.items() if x is not None)
+            raise ValueError(f"{rule.name} needs {name!r}; got {got or 'none'}")
+
+
+_OPTIONS = frozenset((
+    "scale", "initial_state", "output_final_state", "cu_seqlens", "use_qk_l2norm_in_kernel", "form", "chunk_size",
+    "backend",
+))  # fmt: skip
 
 
 def names() -> tuple[str, ...]:

@@ -7,7 +7,9 @@ and derivatives of any order are autograd's.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -17,11 +19,53 @@ from torch.utils import _pytree as pytree
 
 from innerloop.algebra.mini_batches import Grid, back_from, chosen, make_grid, onto, run_blocks
 from innerloop.algebra.packing import run_packed
-from innerloop.checks import Backend, Form, check_bounds, check_options, check_packing, choose_form
+from innerloop.checks import Backend, Form, check_bounds, check_options, check_packing, choose_form, refusal
 from innerloop.kernels.loop import token_loop
 from innerloop.kernels.portable import full_precision, unit
 from innerloop.network import Learner, NetworkRule, Parts
 from innerloop.shapes import align_heads, check_shape, check_tensor, compute_dtype
+
+_PLANNING: ContextVar[bool] = ContextVar("planning", default=False)
+_LOOKING: ContextVar[bool] = ContextVar("looking", default=True)
+
+
+class Planned(NamedTuple):
+    """How a call that has passed its checks would run."""
+
+    rule: str
+    form: str
+    chunk_size: int | None
+    reasons: tuple[str, ...]
+
+
+class _Ready(Exception):
+    """Thrown from where a call's checks end, if it is only to be explained."""
+
+    def __init__(self, planned: Planned) -> None:
+        super().__init__()
+        self.planned = planned
+
+
+def planned(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Planned:
+    """Let a call go as far as its checks, and return how it would run."""
+    token = _PLANNING.set(True)
+    try:
+        function(*args, **kwargs)
+    except _Ready as ready:
+        return ready.planned
+    finally:
+        _PLANNING.reset(token)
+    raise AssertionError("a call ran without begin_call")
+
+
+@contextmanager
+def unlooked() -> Generator[None, None, None]:
+    """Leave the values of gates alone, as a single step does."""
+    token = _LOOKING.set(False)
+    try:
+        yield
+    finally:
+        _LOOKING.reset(token)
 
 
 def check_tokens(rule: NetworkRule, tokens: dict[str, Tensor], cu_seqlens: Tensor | None) -> dict[str, int]:
@@ -44,7 +88,7 @@ def check_tokens(rule: NetworkRule, tokens: dict[str, Tensor], cu_seqlens: Tenso
         sizes["N"] = cu_seqlens.shape[0] - 1
     inside = slice(None) if cu_seqlens is None or not readable(cu_seqlens) else check_bounds(cu_seqlens, sizes["T"])
     for name in gates:
-        if readable(tokens[name]) and bool(tokens[name][:, inside].isnan().any()):
+        if _LOOKING.get() and readable(tokens[name]) and bool(tokens[name][:, inside].isnan().any()):
             raise ValueError(f"{name} must not hold NaN; it does. Look at what makes the gate.")
     return sizes
 
@@ -190,6 +234,7 @@ def begin_call(
     scale: float | None = None,
     l2norm: bool = False,
     ignored: str = "",
+    mini_batches: Sequence[int] = (),
 ) -> Started:
     """Check the options and the initial state, ``begun`` where there is none, but for its ``ignored`` field."""
     check_flag("output_final_state", output_final_state)
@@ -201,7 +246,23 @@ def begin_call(
             initial_state = initial_state._replace(**{ignored: ()})
         _check_state(rule, initial_state, begun, sizes["N"])
         parts, position = widened(tuple(initial_state[:-1]), dtype), initial_state.position
+    if _PLANNING.get():
+        raise _Ready(_plan(rule, sizes["T"], form, chosen_form, limit, backend, mini_batches))
     return Started(rule, parts, position, initial_state, dtype, output_final_state, chosen_form, limit)
+
+
+def _plan(
+    rule: NetworkRule, length: int, form: Form, chosen_form: str, limit: int, backend: Backend | None,
+    mini_batches: Sequence[int],
+) -> Planned:  # fmt: skip
+    if form != "auto":
+        why = f"form={form!r} was asked for"
+    else:
+        why = "T = 1: one token is one step" if length == 1 else f"T = {length}: the chunk form is parallel in time"
+    asked = f"backend={backend!r} was asked for" if backend else refusal(rule)
+    sizes = " and ".join(map(str, dict.fromkeys(mini_batches)))
+    begins = f"gradients are taken where a mini-batch of {sizes} began"
+    return Planned(rule.name, chosen_form, limit if chosen_form == "chunk" else None, (why, asked, begins))
 
 
 def run_sequence(
@@ -236,7 +297,7 @@ def call(
     last = tokens.get("v", next(iter(tokens.values())))
     started = begin_call(
         rule, sizes, learner.begin(sizes["N"]), initial_state, compute_dtype(last.dtype), output_final_state, form,
-        chunk_size, backend, scale=scale, l2norm=use_qk_l2norm_in_kernel,
+        chunk_size, backend, scale=scale, l2norm=use_qk_l2norm_in_kernel, mini_batches=learner.mini_batches,
     )  # fmt: skip
     wide = _prepared(tokens, started.dtype, use_qk_l2norm_in_kernel, sizes)
     neutral = [rule.neutral.get(name, 0.0) for name in tokens]

@@ -14,6 +14,8 @@ from torch import Tensor
 from innerloop import dispatch
 from innerloop.checks import Backend, Form, check_inputs, check_options, check_token, serves
 from innerloop.dispatch import Plan
+from innerloop.network import NetworkRule, find, named_arguments
+from innerloop.network_call import planned, unlooked
 from innerloop.rule import Rule, State, get, take_gates
 from innerloop.rules.cms import CMSState, cms, cms_update
 from innerloop.rules.delta_product import delta_product
@@ -36,6 +38,7 @@ from innerloop.rules.rwkv7 import rwkv7
 from innerloop.rules.softmax_attention import AttentionState, softmax_attention
 from innerloop.rules.titans import TitansState, titans
 from innerloop.rules.ttt import TTTState, ttt
+from innerloop.shapes import check_tensor
 
 __all__ = [
     "AttentionState",
@@ -77,7 +80,7 @@ __all__ = [
 
 
 def run(
-    rule: str | Rule,
+    rule: str | Rule | NetworkRule,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -97,7 +100,8 @@ def run(
     .. math:: m_t = \mathrm{write}(m_{t-1}; k_t, v_t), \qquad o_t = m_t(q_t)
 
     Args:
-        rule: A rule's name, or a registered Rule.
+        rule: A rule's name, or a registered Rule. ``hope`` and ``cms`` make their own keys and values: call them by
+            their functions.
         q: Queries, ``[B, T, H, K]``.
         k: Keys, ``[B, T, H, K]``.
         v: Values, ``[B, T, G, V]``.
@@ -109,7 +113,8 @@ def run(
         form: ``"recurrent"``, ``"chunk"`` or ``"auto"``.
         chunk_size: Tokens a chunk; changes nothing beyond rounding.
         backend: ``None`` for the best present, ``"torch"``, or ``"cpu"`` for the native kernel.
-        **gates: The rule's gates and constants by name.
+        **gates: The rule's gates and constants by name; of ``ttt`` and ``titans`` also all else that their functions
+            take, such as ``weights``.
 
     Returns:
         ``o`` of ``[B, T, G, V]`` in v's dtype, and the final state or None.
@@ -129,6 +134,12 @@ def run(
             ...
         ValueError: delta_rule needs the gate 'beta'; got none
     """
+    if (network := find(rule)) is not None:
+        return _public(network, gates)(
+            q, k, v, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
+            cu_seqlens=cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, form=form, chunk_size=chunk_size,
+            backend=backend, **gates,
+        )  # fmt: skip
     rule = get(rule)
     taken, constants = take_gates(rule, gates)
     return dispatch.call(
@@ -150,7 +161,7 @@ def run(
 
 
 def step(
-    rule: str | Rule,
+    rule: str | Rule | NetworkRule,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -166,7 +177,7 @@ def step(
     .. math:: m_t = \mathrm{write}(m_{t-1}; k_t, v_t), \qquad o_t = m_t(q_t)
 
     Args:
-        rule: A rule's name, or a registered Rule.
+        rule: A rule's name, or a registered Rule; as in ``run``.
         q: Query, ``[B, H, K]``.
         k: Key, ``[B, H, K]``.
         v: Value, ``[B, G, V]``.
@@ -175,7 +186,8 @@ def step(
         use_qk_l2norm_in_kernel: Make q and k unit length first, ``x * rsqrt(sum(x^2) + 1e-6)``.
         overwrite_state: Write the next state into the memory of the given one, which a loop that needs no other copy of
             it does twice as fast; without gradients only, and not for a state that grows.
-        **gates: The rule's gates and constants by name, without a time axis. Their values are not looked at.
+        **gates: The rule's gates and constants by name, without a time axis; of ``ttt`` and ``titans`` also all else
+            that their functions take. Values are not looked at.
 
     Returns:
         ``o`` of ``[B, G, V]`` in v's dtype, and the state after the token.
@@ -196,12 +208,51 @@ def step(
         >>> torch.allclose(o, whole[:, -1], atol=1e-5)
         True
     """
+    if (network := find(rule)) is not None:
+        return _network_step(network, q, k, v, state, scale, use_qk_l2norm_in_kernel, overwrite_state, gates)
     rule = get(rule)
     taken, constants = take_gates(rule, gates)
     return dispatch.step(
         rule, q, k, v, taken, constants, state=state, scale=scale, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         overwrite_state=overwrite_state,
     )  # fmt: skip
+
+
+def _public(rule: NetworkRule, given: dict[str, Any]) -> Callable[..., Any]:
+    """Return the function of a rule whose memory is a network, once it is seen to take all that is given."""
+    function = globals()[rule.name]
+    if tuple(rule.axes)[:3] != ("q", "k", "v"):
+        raise ValueError(f"{rule.name} makes its own keys and values, and is not run on q, k, v; "
+                         f"call innerloop.ops.{rule.name}({', '.join(rule.axes)}, ...)")  # fmt: skip
+    named_arguments(rule, function, given)
+    return function
+
+
+def _network_step(
+    rule: NetworkRule,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Any,  # ruff: ignore[any-type] - a state is any structure
+    scale: float | None,
+    l2norm: bool,
+    overwrite_state: bool,
+    given: dict[str, Any],
+) -> tuple[Tensor, Any]:
+    """Run a sequence of one token."""
+    function = _public(rule, given)
+    if overwrite_state:
+        raise ValueError(f"overwrite_state is for states of matrices, and {rule.name} holds networks; leave it out")
+    timed = {gate.name for gate in rule.gates}
+    alike = {name: x for name, x in given.items() if name not in timed}
+    for name, x in (("q", q), ("k", k), ("v", v), *((name, given[name]) for name in timed)):
+        check_tensor(name, x)
+    with unlooked():
+        o, after = function(
+            q[:, None], k[:, None], v[:, None], scale=scale, initial_state=state, output_final_state=True,
+            use_qk_l2norm_in_kernel=l2norm, **{name: given[name][:, None] for name in timed}, **alike,
+        )  # fmt: skip
+    return o[:, 0], after
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Plan:
@@ -234,6 +285,10 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Plan:
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
+    if (network := find(given["rule"] if function in (run, step) else name)) is not None:
+        found = planned(function, *args, **kwargs)
+        form = "step" if function is step else found.form
+        return Plan(network.name, form, "torch", found.chunk_size, found.reasons)
     rule = get(given["rule"] if function in (run, step) else name)
     named = given.get("gates", {}) if function in (run, step) else given
     gates, constants = take_gates(rule, named if function in (run, step) else {x: named[x] for x in rule.takes})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 
 import pytest
 import torch
 
 from innerloop import rules
-from innerloop.bench import contenders, everything, rows
+from innerloop.bench import contenders, everything, networks, rows
 from innerloop.bench.compare import Pace, compare
 from innerloop.bench.contenders import AGAINST, Absent, Contender, transformers_version
 from innerloop.bench.curves import curves
@@ -20,6 +22,7 @@ from innerloop.bench.page import kept, page
 from innerloop.bench.workload import WAYS, Workload
 from innerloop.checks import refusal
 from innerloop.cli import main
+from innerloop.experiments.blocks.hope import HopeBlock
 
 RULES = tuple(module.RULE.name for module in rules.ALL)
 SMALL = {"B": 1, "T": 70, "H": 2, "K": 8}
@@ -289,6 +292,8 @@ def test_one_rule_is_compared_in_one_shape(tmp_path, capsys):
         ("--json /no/such/folder/x.json", "folder that exists"),
         ("--results nothing.json", "--page"),
         ("--results /no/such.json --page x.md", "whole table"),
+        ("--rule titans --shape T=5", "timed at the table's shapes"),
+        ("--rule cms", "has rows for titans, ttt, hope"),
         ("surplus", "surplus"),
     ],
 )
@@ -300,3 +305,43 @@ def test_wrong_arguments_are_one_line(words, why, capsys):
     out, err = capsys.readouterr()
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert why in err
+
+
+def small(row):
+    """The same row at sizes that take no time."""
+    return dataclasses.replace(row, workload=row.workload.at(B=2, T=64, K=8), shorter=min(row.shorter, 4))
+
+
+@pytest.mark.parametrize("row", networks.NETWORK_ROWS, ids=lambda row: row.title)
+def test_a_network_s_row_times_all_that_it_names(row):
+    found = small(row).measure(rows.Pace(0.02, memory=False))
+    if found["verdict"] == "absent":
+        assert "titans-pytorch is not installed" in found["note"]
+        return
+    assert found["value"] > 0
+    assert set(found["times"]) == {"ours", "other", *(name for name, _ in row.beside)}
+    assert all(f"{name} " in found["note"] for name, _ in row.beside)
+
+
+def test_a_peer_that_is_absent_is_a_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "titans_pytorch", None)
+    found = small(networks.NETWORK_ROWS[0]).measure(PACE)
+    assert (found["verdict"], found["value"]) == ("absent", None)
+    assert found["note"].startswith("titans-pytorch is not installed: pip install 'innerloop[bench]'")
+
+
+def test_the_documents_loop_answers_what_the_block_answers():
+    torch.manual_seed(0)
+    block = HopeBlock(20, 12)
+    loop = networks.LoopBlock(20, 12)
+    loop.load_state_dict(block.state_dict())
+    sequence = torch.randint(20, (3, 9))
+    assert (loop(sequence) - block(sequence)).abs().max() <= 1e-5
+
+
+def test_the_rows_of_one_network_are_printed(monkeypatch, capsys):
+    monkeypatch.setattr(networks, "NETWORK_ROWS", tuple(map(small, networks.NETWORK_ROWS)))
+    assert main(["bench", "--rule", "ttt", "--seconds", "0.02"]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[0].split()[1] == "ttt"
+    assert "ours" in said and "other" in said

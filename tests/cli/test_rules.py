@@ -15,10 +15,12 @@ import torch
 from innerloop import ops, rules, states
 from innerloop.cli import main
 from innerloop.cli import rules as command
-from innerloop.testing import draw_call
+from innerloop.testing import draw_call, draw_network_call
 
 ROOT = Path(__file__).parents[2]
 RULES = {module.RULE.name: module.RULE for module in rules.ALL}
+NETWORKS = {module.RULE.name: module.RULE for module in rules.NETWORKS}
+NAMES = [*RULES, *NETWORKS]
 
 
 def said(words, capsys):
@@ -46,11 +48,11 @@ def test_the_page_is_what_the_command_writes(capsys):
 
 def test_every_rule_is_in_every_form_of_the_table(capsys):
     listed = json.loads(said(["rules", "--json"], capsys))["rules"]
-    assert [row["name"] for row in listed] == list(RULES)
+    assert [row["name"] for row in listed] == NAMES
     text = said(["rules"], capsys)
-    assert [line for line in text.splitlines()[:-1] if line[:1].strip()] == list(RULES)
+    assert [line for line in text.splitlines()[:-1] if line[:1].strip()] == NAMES
     page = said(["rules", "--markdown"], capsys)
-    assert re.findall(r"^\| `(\w+)`", page, re.MULTILINE) == list(RULES)
+    assert re.findall(r"^\| `(\w+)`", page, re.MULTILINE) == NAMES
     assert len({line.count(" | ") for line in page.splitlines() if line.startswith("|")}) == 1
 
 
@@ -77,6 +79,45 @@ def test_the_bytes_are_those_of_the_state_that_a_call_returns(name):
     assert command.state_bytes(RULES[name], sizes) == states.nbytes(state)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_s_row_says_what_the_rule_says_and_its_bytes_are_those_of_a_call(name, capsys):
+    words = ["rules", name, "--json", "--B", "3", "--H", "2", "--G", "4", "--K", "5", "--V", "5", "--T", "11"]
+    (row,) = json.loads(said(words, capsys))["rules"]
+    rule = NETWORKS[name]
+    assert (row["departs"], row["paper"], row["backends"]) == (rule.departs, rule.paper, ["torch"])
+    assert [gate["name"] for gate in row["gates"]] == [gate.name for gate in rule.gates]
+    K = 5
+    mlp = (torch.ones(4, K, 4 * K), torch.ones(4, 4 * K, K))
+    pair = tuple(x[:2] for x in mlp)
+    maps = [(torch.ones(2, K, width),) for width in (K, K, 1, 1, K)]
+    shared = {
+        "ttt": {"weights": (torch.ones(4, K, K), torch.ones(4, K)), "mini_batch": 16, "position_offset": None},
+        "titans": {"weights": mlp},
+        "hope": {"weights": ops.HopeWeights(*maps, torch.ones(2), torch.ones(2))},
+        "cms": {"weights": (pair,) * 3},
+    }[name]
+    call = draw_network_call(name, T=11, B=3, H=2, G=4, K=K, V=K, dtype=torch.float32)
+    call.shared |= shared
+    call.settings = {key: x for key, x in call.settings.items() if key == "periods"}
+    _, state = call.run()
+    assert row["state_bytes"] == states.nbytes(state)
+    assert list(row["state"]) == [field for field in rule.state_type._fields if field != "pending"]
+
+
+def test_a_path_of_a_network_is_explained_as_the_library_explains_it(capsys):
+    for name in NETWORKS:
+        out = said(["explain", name, "--T", "4000000000", "--G", "8", "--dtype", "bfloat16"], capsys)
+        assert out.startswith(f"{name}: chunk form in chunks of 128, torch backend\n"), out
+        assert "T = 4000000000: the chunk form is parallel in time" in out
+        assert f"{name} has no native kernel" in out
+        assert "gradients are taken where a mini-batch of " in out
+    call = draw_network_call("titans", T=9)
+    plan = ops.explain(ops.titans, **call.tokens, **call.shared, mini_batch=7, form="recurrent")
+    assert (plan.rule, plan.form, plan.backend, plan.chunk_size) == ("titans", "recurrent", "torch", None)
+    assert plan.reasons[-1] == "gradients are taken where a mini-batch of 7 began"
+    assert "packed: 2 sequences" in said(["explain", "hope", "--lengths", "3", "5"], capsys)
+
+
 def test_the_table_takes_a_shape_and_names(capsys):
     words = ["rules", "delta_rule", "--B", "2", "--H", "3", "--G", "6", "--K", "5", "--V", "7", "--T", "9"]
     assert f"{2 * 6 * 5 * 7 * 4:,} bytes" in said(words, capsys)
@@ -101,6 +142,9 @@ def test_the_table_takes_a_shape_and_names(capsys):
         (["explain", "delta_rule", "--B", "2", "--lengths", "3", "4"], "B must be 1; got B=2"),
         (["explain", "delta_rule", "--T", "5", "--lengths", "3", "4"], r"at most T=5; got \[0, 3, 7\]"),
         (["explain", "delta_rule", "--lengths", "3", "-4"], "--lengths must be at least 0; got -4"),
+        (["explain", "ttt", "--V", "32"], "V must equal K=64; got 32"),
+        (["explain", "titans", "--n", "2"], "titans takes one"),
+        (["explain", "cms", "--backend", "cpu"], "backend='cpu' cannot serve: cms has no native kernel"),
         (["explain", "delta_rule", "--dtype", "int8"], "--dtype must be one of .*; got int8"),
     ],
 )

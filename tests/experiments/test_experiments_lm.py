@@ -17,7 +17,7 @@ from innerloop.data import PairTokenizer, Windows, pydoc_topics, windows
 from innerloop.experiments import b05_language_model as b05
 from innerloop.experiments import c01_recall, c04_one_recall
 from innerloop.experiments.blocks import head_loss as head
-from innerloop.experiments.blocks import recall, training
+from innerloop.experiments.blocks import hope_layer, recall, training
 from innerloop.experiments.blocks.gated_delta_net import GatedDeltaNetBlock, LanguageModel
 from innerloop.experiments.blocks.hope import HopeBlock
 from innerloop.experiments.experiment import Settings
@@ -285,6 +285,9 @@ def untrained(monkeypatch):
         for steps, memory in ((700, True), (500, False)):
             block = HopeBlock(20, 12, memory=memory)
             monkeypatch.setitem(recall._trained, (seed, steps, memory), recall.Trained(block, losses))
+        for steps, memory in ((hope_layer.STEPS, True), (500, False)):
+            layer = hope_layer.HopeLayerBlock(memory=memory, **hope_layer.OPTIONS)
+            monkeypatch.setitem(hope_layer._trained, f"{seed} {steps} {memory}", hope_layer.Trained(layer, losses))
 
 
 def shortened(monkeypatch, tmp_path):
@@ -320,11 +323,12 @@ def reproduced(short_runs):
     results = {name: json.loads(stored) for name, (stored, _) in short_runs.items()}
     del results["B5"]["short"]
     results["B5"] |= {"text": "The Time Machine", "tokens": 62_808, "perplexity": [313.7]}
-    for row in results["C1"]["seeds"].values():
+    for row in (*results["C1"]["seeds"].values(), *results["C1"]["layer"].values()):
         row["accuracy"] = 1.0
-    for row in results["C2"]["seeds"].values():
+    for row in (*results["C2"]["seeds"].values(), *results["C2"]["layer"].values()):
         row |= {"accuracy": 0.32, "places": [0.1, 0.1, 0.12, 0.9]}
     results["C3"]["seeds"] = {"1": [1.0, 1.0, 1.0], "2": [0.994, 0.984, 0.965], "3": [0.926, 0.855, 0.791]}
+    results["C3"]["layer"] = {"1": [1.0, 0.99, 0.985]}
     for answers, chances in zip(results["C4"]["answers"], results["C4"]["chances"], strict=True):
         for key, value in ((6, "v5"), (2, "v11"), (1, "v10"), (3, "v11")):
             answers[key], chances[key] = value, 0.99
@@ -349,6 +353,12 @@ DOCTORED = [
     ("C1", ("seeds", "1", "loss"), [2.484, 0.863]),
     ("C1", ("seeds", "1", "accuracy"), 0.998),
     ("C1", ("seeds", "3", "accuracy"), 0.3),
+    ("C1", ("layer", "1", "accuracy"), 0.98),
+    ("C1", ("layer",), {}),
+    ("C2", ("layer", "3", "accuracy"), 0.9),
+    ("C2", ("layer",), {}),
+    ("C3", ("layer", "1", 2), 0.97),
+    ("C3", ("layer",), {}),
     ("C2", ("seeds", "1", "accuracy"), 0.5),
     ("C2", ("seeds", "2", "accuracy"), 0.1),
     ("C2", ("seeds", "1", "places", 0), 0.6),

@@ -16,7 +16,12 @@ def held():
     """Return a result in which all is well."""
     rows = [(c06.LAYER, seed, [1.0, 0.99, 0.98]) for seed in c06.SEEDS]
     rows += [(name, 1, [0.9, 0.6, 0.4]) for name in c06.SIDE] + [(c06.BLOCK, 1, [1.0, 1.0, 1.0])]
-    return {"rows": [{"name": n, "seed": s, "steps": 9, "loss": [2.5, 1.0], "accuracy": a} for n, s, a in rows]}
+    found = [
+        {"name": n, "seed": s, "steps": 9, "loss": [2.5, 1.0], "pairs": list(c06.LENGTHS), "accuracy": a}
+        for n, s, a in rows
+    ]
+    many = {"name": c06.MANY, "seed": 1, "steps": 9, "loss": [2.5], "pairs": [c06.MANY_PAIRS], "accuracy": [0.9]}
+    return {"rows": [*found, many]}
 
 
 @pytest.mark.parametrize("options", [{"periods": ()}, *c06.SIDE.values()])
@@ -34,10 +39,10 @@ def test_every_variant_trains(options):
 
 def test_the_check_passes_what_holds_and_shows_it():
     C6.check(held())
-    assert len(C6.tables(held())[0].rows) == 7
+    assert len(C6.tables(held())[0].rows) == 8
 
 
-@pytest.mark.parametrize(("row", "place", "share"), [(0, 0, 0.98), (1, 1, 0.97), (2, 2, 0.9), (4, 2, 0.1)])
+@pytest.mark.parametrize(("row", "place", "share"), [(0, 0, 0.98), (1, 1, 0.97), (2, 2, 0.9), (4, 2, 0.1), (7, 0, 0.1)])
 def test_the_check_notices_a_layer_that_forgets(row, place, share):
     doctored = copy.deepcopy(held())
     doctored["rows"][row]["accuracy"][place] = share

@@ -161,10 +161,40 @@ def test_every_kind_makes_the_layer_of_its_rule():
     for rule in KINDS:
         (block,) = LanguageModel(Config(vocab_size=5, width=8, heads=2, pattern=rule)).blocks
         assert block.layer.rule == rule
-    # Layers whose memory is a network are no kinds yet.
-    networks = {"TTT", "Titans", "Hope", "CMS", "RecipeLayer"}
-    public = {name for name in nn.__all__ if name[0].isupper()} - {"Layer", "LayerState", *networks}
+    # A recipe is no text, and its state has no file.
+    public = {name for name in nn.__all__ if name[0].isupper()} - {"Layer", "LayerState", "RecipeLayer"}
     assert {kind.make.__name__ for kind in KINDS.values()} == public
+
+
+def test_layers_that_learn_in_mini_batches_take_their_sizes_from_a_pattern():
+    pattern = "titans(variant=mac,mini_batch=8)+hope(mini_batch=4,periods=8)+hope(periods=none)+cms(periods=3)"
+    pattern += "+ttt(mini_batch=5)"
+    blocks = LanguageModel(Config(vocab_size=5, width=8, heads=2, pattern=pattern)).blocks
+    mac, hope, bare, cms, ttt = (block.layer for block in blocks)
+    assert (mac.variant, mac.mini_batch, ttt.mini_batch) == ("mac", 8, 5)
+    assert (hope.mini_batch, hope.levels.periods, bare.levels, cms.levels.periods) == ((4, 4), (8,), None, (3,))
+    options = {"hope": {"mini_batch": [4, 2]}, "cms": {"periods": [1, 2]}}
+    config = Config(vocab_size=5, width=8, pattern="hope+cms", layer_options=options)
+    again = Config.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert again == config
+    assert LanguageModel(again).blocks[1].layer.levels.periods == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("hope(mini_batch=0)", "mini_batch must be a whole number above 0"),
+        ("hope(periods=0)", "periods must be whole numbers above 0"),
+        ("cms(periods=none)", "periods must be whole numbers above 0"),
+        ("titans(variant=map)", "variant must be one of"),
+        ("ttt(mini_batch=1.5)", "mini_batch must be a whole number"),
+        ("cms(heads=2)", "a cms layer takes the options"),
+    ],
+)
+def test_an_option_that_a_network_cannot_have_is_one_line(pattern, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        Config(vocab_size=5, width=8, heads=2, pattern=pattern)
+    assert "\n" not in str(caught.value)
 
 
 def test_making_a_configuration_draws_no_numbers():

@@ -12,10 +12,13 @@ from innerloop.bench.compare import Pace, compare
 from innerloop.bench.curves import curves
 from innerloop.bench.machine import describe
 from innerloop.bench.neighbours import beside_neighbours
-from innerloop.bench.rows import ROWS
+from innerloop.bench.networks import NETWORK_ROWS
+from innerloop.bench.rows import ROWS as MATRIX_ROWS
+from innerloop.bench.rows import Row
 from innerloop.bench.workload import Workload
 from innerloop.experiments.runner import PACKAGE, commit_of
 
+ROWS: tuple[Row, ...] = (*MATRIX_ROWS, *NETWORK_ROWS)
 Told = Callable[[str], None]
 
 

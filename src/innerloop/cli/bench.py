@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     _set_threads(arguments.threads)
     pace = Pace(arguments.seconds, not arguments.no_memory)
-    result = _one_rule(arguments, pace) if arguments.rule else _whole_table(pace)
+    result = _one(arguments, pace) if arguments.rule else _whole_table(pace)
     if arguments.json is not None:
         from innerloop.files import write_text
 
@@ -123,6 +123,31 @@ def _whole_table(pace: Pace) -> dict[str, Any]:
     told("")
     print(", ".join(f"{verdicts.count(word)} {word}" for word in ("pass", "short", "absent") if word in verdicts))
     return {**result, "command": "innerloop bench"}
+
+
+def _one(arguments: argparse.Namespace, pace: Pace) -> dict[str, Any]:
+    from innerloop.network import find
+
+    return _one_rule(arguments, pace) if find(arguments.rule) is None else _one_network(arguments, pace)
+
+
+def _one_network(arguments: argparse.Namespace, pace: Pace) -> dict[str, Any]:
+    from innerloop.bench.machine import describe
+    from innerloop.bench.networks import NETWORK_ROWS
+    from innerloop.bench.page import row_text
+
+    for name in ("shape", "way", "against", "dtype"):
+        if getattr(arguments, name) is not None:
+            raise InputError(f"--{name} is for rules with matrices; {arguments.rule} is timed at the table's shapes")
+    chosen = [row for row in NETWORK_ROWS if row.workload.rule == arguments.rule]
+    if not chosen:
+        timed = dict.fromkeys(row.workload.rule for row in NETWORK_ROWS)
+        raise InputError(f"--rule has rows for {', '.join(timed)} and rules with matrices; got {arguments.rule}")
+    found = []
+    for row in chosen:
+        found.append(row.measure(pace))
+        print(row_text(found[-1]), flush=True)
+    return {"machine": describe(), "rows": found}
 
 
 def _one_rule(arguments: argparse.Namespace, pace: Pace) -> dict[str, Any]:

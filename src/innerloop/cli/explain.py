@@ -70,21 +70,32 @@ def run(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace, sizes: dict[str, int]) -> Plan:
     import torch
 
-    from innerloop import ops
-    from innerloop.rule import get
+    from innerloop import network, ops
+    from innerloop.cli import networks
+    from innerloop.rule import get, names
 
-    rule = get(arguments.rule)
+    rule = network.find(arguments.rule)
+    if rule is None and arguments.rule not in names():
+        raise InputError(f"rule must be one of {', '.join((*names(), *network.names()))}; got {arguments.rule!r}")
     known = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if arguments.dtype not in known:
         raise InputError(f"--dtype must be one of {', '.join(known)}; got {arguments.dtype}")
-    tokens = _tokens(rule, sizes, known[arguments.dtype])
     bounds = None
     if arguments.lengths is not None:
         bounds = torch.tensor(list(accumulate(arguments.lengths, initial=0)))
-    return ops.explain(
-        ops.run, rule.name, **tokens, cu_seqlens=bounds, form=arguments.form, chunk_size=arguments.chunk_size,
-        backend=arguments.backend,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "cu_seqlens": bounds, "form": arguments.form, "chunk_size": arguments.chunk_size, "backend": arguments.backend,
+    }  # fmt: skip
+    if rule is not None:
+        _check_steps(rule.name, sizes, several=False)
+        return networks.plan(rule, sizes, known[arguments.dtype], **options)
+    rule = get(arguments.rule)
+    return ops.explain(ops.run, rule.name, **_tokens(rule, sizes, known[arguments.dtype]), **options)
+
+
+def _check_steps(name: str, sizes: dict[str, int], *, several: bool) -> None:
+    if sizes["n"] is not None and not several:
+        raise InputError(f"--n counts the steps a token of rules that take several; {name} takes one. Leave it out")
 
 
 def _tokens(rule: Rule, sizes: dict[str, int], dtype: Any) -> dict[str, Tensor]:  # ruff: ignore[any-type] - torch is not loaded yet
@@ -93,11 +104,7 @@ def _tokens(rule: Rule, sizes: dict[str, int], dtype: Any) -> dict[str, Tensor]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     axes = {**rule.axes, **{gate.name: gate.axes for gate in rule.gates}}
-    several = any("n" in letters for letters in axes.values())
-    if sizes["n"] is not None and not several:
-        raise InputError(
-            f"--n counts the steps a token of rules that take several; {rule.name} takes one. Leave it out"
-        )
+    _check_steps(rule.name, sizes, several=any("n" in letters for letters in axes.values()))
     sizes = {**sizes, "Q": sizes["G"], "n": sizes["n"] or 2}
     with FakeTensorMode():
         return {name: torch.empty([sizes[x] for x in letters], dtype=dtype) for name, letters in axes.items()}

@@ -14,6 +14,7 @@ from innerloop.cli.errors import InputError
 from innerloop.cli.sizes import HEADS, add_sizes, checked_sizes
 
 if TYPE_CHECKING:
+    from innerloop.network import NetworkRule
     from innerloop.rule import Rule
 
 NAME = "rules"
@@ -44,11 +45,16 @@ def run(arguments: argparse.Namespace) -> int:
     """
     sizes = checked_sizes(arguments, "B T H G K V")
     from innerloop import rules
+    from innerloop.network import NetworkRule
 
-    known = {module.RULE.name: module.RULE for module in rules.ALL}
+    known = {module.RULE.name: module.RULE for module in (*rules.ALL, *rules.NETWORKS)}
     if unknown := [name for name in arguments.names if name not in known]:
         raise InputError(f"NAME must be one of {', '.join(known)}; got {', '.join(unknown)}")
-    rows = [row(rule, sizes) for name, rule in known.items() if name in arguments.names or not arguments.names]
+    rows = [
+        network_row(rule, sizes) if isinstance(rule, NetworkRule) else row(rule, sizes)
+        for name, rule in known.items()
+        if name in arguments.names or not arguments.names
+    ]
     if arguments.json:
         print(json.dumps({"shape": sizes, "rules": rows}, indent=1, ensure_ascii=False))
     elif arguments.markdown:
@@ -74,12 +80,7 @@ def row(rule: Rule, sizes: dict[str, int]) -> Row:
         "name": rule.name,
         **dict(zip(("weights", "class", "solver"), choices, strict=True)),
         "departs": rule.departs or None,
-        "gates": [
-            {"name": x.name, "axes": list(x.axes), "low": _number(x.low), "high": _number(x.high),
-             "bounds": x.bounds.removeprefix("lie ").removeprefix("be "),
-             "optional": x.optional}
-            for x in rule.gates
-        ],
+        "gates": _gates(rule),
         "constants": [{"name": x.name, "default": x.default, "above": _number(x.above)} for x in rule.constants],
         "state": {name: ["N", *axes] for name, axes in rule.states.items()},
         "grows": rule.grows,
@@ -88,6 +89,37 @@ def row(rule: Rule, sizes: dict[str, int]) -> Row:
         "backends": backends(rule),
         "paper": rule.paper,
     }  # fmt: skip
+
+
+def network_row(rule: NetworkRule, sizes: dict[str, int]) -> Row:
+    """Return the same of a rule whose memory is a network, of the size that its layer has if nothing is said.
+
+    Args:
+        rule: The rule.
+        sizes: The size of each axis.
+
+    Returns:
+        As :func:`row`; ``class`` says whose bytes they are.
+    """
+    from innerloop.cli import networks
+
+    *fields, place = rule.state_type._fields  # pyright: ignore[reportAttributeAccessIssue]
+    return {
+        "name": rule.name, "weights": None, "class": networks.MEMORIES[rule.name], "solver": None,
+        "departs": rule.departs, "gates": _gates(rule), "constants": [],
+        # What a gradient from outside would need stands in a state only while one is awaited.
+        "state": {**{name: ["N", "*weights"] for name in fields if name != "pending"}, place: ["N"]},
+        "grows": False, "state_bytes": networks.state_bytes(rule, sizes), "forms": ["recurrent", "chunk"],
+        "backends": ["torch"], "paper": rule.paper,
+    }  # fmt: skip
+
+
+def _gates(rule: Rule | NetworkRule) -> list[dict[str, Any]]:
+    return [
+        {"name": x.name, "axes": list(x.axes), "low": _number(x.low), "high": _number(x.high),
+         "bounds": x.bounds.removeprefix("lie ").removeprefix("be "), "optional": x.optional}
+        for x in rule.gates
+    ]  # fmt: skip
 
 
 def state_bytes(rule: Rule, sizes: dict[str, int]) -> int:
@@ -121,12 +153,13 @@ def block(row: Row) -> str:
     head = row["departs"] and f"departs: {row['departs']}"
     lines = {
         "choices": head or " · ".join(row[x] for x in ("weights", "class", "solver")),
+        "memory": row["departs"] and row["class"],
         "gates": ", ".join(_gate_words(row)) or "none",
         "state": f"{_state_words(row)}; {row['state_bytes']:,} bytes{', growing' if row['grows'] else ''}",
         "forms": f"{', '.join(row['forms'])}; backend {', '.join(row['backends'])}",
         "paper": row["paper"] or "none",
     }
-    return "\n".join((row["name"], *(f"  {name:<9}{text}" for name, text in lines.items())))
+    return "\n".join((row["name"], *(f"  {name:<9}{text}" for name, text in lines.items() if text)))
 
 
 def page(rows: Sequence[Row], sizes: dict[str, int]) -> str:
@@ -138,14 +171,15 @@ def page(rows: Sequence[Row], sizes: dict[str, int]) -> str:
         "Written by `make docs` from the list of rules. `innerloop rules` prints the same for any shape, and the",
         "backends that this installation has. The bytes are those of a float32 state for",
         f"{_words(sizes)}.",
-        "Axes are those of `innerloop.shapes`; ranges say where a value has a meaning.",
+        "Axes are those of `innerloop.shapes`; ranges say where a value has a meaning. Memories of the last are",
+        "the caller's own networks: the bytes are those of the one named.",
         "",
         f"| {' | '.join(columns)} |",
         f"| {' | '.join('---' for _ in columns)} |",
     ]
     for row in rows:
         choices = [row[x] for x in ("weights", "class", "solver")] if row["departs"] is None else [
-            "–", "–", f"departs: {row['departs']}"]  # fmt: skip
+            "–", row["class"] or "–", f"departs: {row['departs']}"]  # fmt: skip
         cells = [
             f"`{row['name']}`", *choices, "<br>".join(_gate_words(row)) or "–", _state_words(row),
             f"{row['state_bytes']:,}{', grows with T' if row['grows'] else ''}", ", ".join(row["forms"]),

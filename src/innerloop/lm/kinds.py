@@ -49,5 +49,9 @@ KINDS = {
     "longhorn_diagonal": Kind(nn.Longhorn, {"diagonal": True, "heads": 1}, heads=False),
     "mesa": Kind(nn.MesaNet),
     "momentum_delta_rule": Kind(nn.TitansLinear),
+    "ttt": Kind(nn.TTT),
+    "titans": Kind(nn.Titans),
+    "hope": Kind(nn.Hope),
+    "cms": Kind(nn.CMS, heads=False),
 }
 """Every layer of ``innerloop.nn`` by the name of its rule."""

@@ -17,9 +17,10 @@ from innerloop.nn.projections import Projection
 class Levels(nn.Module):
     """The networks of a chain, their targets and their rates."""
 
-    def __init__(self, width: int, periods: Sequence[int], hidden: int, normalize_step: bool) -> None:
+    def __init__(self, width: int, periods: Sequence[int] | int, hidden: int, normalize_step: bool) -> None:
         """Draw."""
         super().__init__()
+        periods = (periods,) if isinstance(periods, int) else periods
         if not periods or any(isinstance(c, bool) or not isinstance(c, int) or c < 1 for c in periods):
             raise ValueError(f"periods must be whole numbers above 0, one a level; got {periods!r}")
         self.periods, self.normalize_step = tuple(periods), normalize_step
@@ -54,7 +55,7 @@ class CMS(Layer):
 
     Args:
         width: Of the model, D.
-        periods: Tokens of each level's window.
+        periods: Tokens of each level's window; one number is one level.
         expansion: Hidden channels, as a multiple of D.
         normalize_step: Whether steps are damped.
 
@@ -72,8 +73,9 @@ class CMS(Layer):
     rule = "cms"
 
     def __init__(
-        self, width: int, periods: Sequence[int] = (16, 64, 256), *, expansion: int = 4, normalize_step: bool = True
-    ) -> None:
+        self, width: int, periods: Sequence[int] | int = (16, 64, 256), *, expansion: int = 4,
+        normalize_step: bool = True,
+    ) -> None:  # fmt: skip
         """Draw the weights."""
         super().__init__(width)
         if isinstance(expansion, bool) or not isinstance(expansion, int) or expansion < 1:

@@ -30,6 +30,8 @@ class FirstWeights(nn.Module):
         """Draw anew."""
         for number, matrix in enumerate(self.matrices):
             spread = matrix.shape[-2] ** -0.5 if self.spread is None else self.spread
+            if matrix.is_meta:
+                continue  # torch would load its compiler to draw none
             nn.init.normal_(matrix, std=spread * (self.last if number + 1 == len(self.matrices) else 1.0))
         for bias in self.biases:
             nn.init.zeros_(bias)

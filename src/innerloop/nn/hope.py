@@ -37,13 +37,14 @@ class Hope(Layer):
         heads: H.
         memory: ``"linear"`` or ``"mlp"``, whose hidden layer is as wide as a head.
         read: ``"after"`` the write or ``"before"`` the mini-batch.
-        mini_batch: Tokens between snapshots, of the memories that speak and of the one that is read.
+        mini_batch: Tokens between snapshots, of the memories that speak and of the one that is read; one number
+            is both.
         rate_max: The largest rate; one over the larger mini-batch if None. At 1 memories grow without bound on a
             repeated or slowly drifting token, for gradients of a whole mini-batch are taken at one place.
         taps: Of the convolutions; 0 leaves them out.
         normalize_v: Whether values are made unit length.
         normalize_step: Whether steps are damped.
-        periods: Of the continuum memory; none leaves it out.
+        periods: Of the continuum memory, one number a level; None or () leaves it out.
         stop_gradient_writes: Take what is written as given: the outer gradient reaches queries, the read memory's first
             weights and what follows.
 
@@ -67,12 +68,12 @@ class Hope(Layer):
         *,
         memory: Literal["linear", "mlp"] = "linear",
         read: Literal["after", "before"] = "after",
-        mini_batch: tuple[int, int] = (16, 16),
+        mini_batch: tuple[int, int] | int = (16, 16),
         rate_max: float | None = None,
         taps: int = 4,
         normalize_v: bool = True,
         normalize_step: bool = True,
-        periods: Sequence[int] = (16, 64),
+        periods: Sequence[int] | int | None = (16, 64),
         stop_gradient_writes: bool = False,
     ) -> None:
         """Draw the weights."""
@@ -81,9 +82,12 @@ class Hope(Layer):
             raise ValueError(f"memory must be 'linear' or 'mlp'; got {memory!r}")
         if taps < 0:
             raise ValueError(f"taps must be at least 0; got {taps}")
+        sizes = (mini_batch,) * 2 if isinstance(mini_batch, int) else tuple(mini_batch)
+        if len(sizes) != 2 or any(isinstance(c, bool) or not isinstance(c, int) or c < 1 for c in sizes):
+            raise ValueError(f"mini_batch must be a whole number above 0, or two of them; got {mini_batch!r}")
         K = width_of_heads(width, heads, None)
-        self.heads, self.read, self.mini_batch = heads, read, tuple(mini_batch)
-        self.rate_max = 1 / max(mini_batch) if rate_max is None else rate_max
+        self.heads, self.read, self.mini_batch = heads, read, sizes
+        self.rate_max = 1 / max(sizes) if rate_max is None else rate_max
         self.normalize_v, self.normalize_step = normalize_v, normalize_step
         self.stop_gradient_writes = stop_gradient_writes
         self.token_convolution = ShortConvolution(width, taps) if taps else None
@@ -99,7 +103,7 @@ class Hope(Layer):
         self.rate_bias, self.keep_bias = Scalars(heads, start=0.0), Scalars(heads, start=9.0)
         self.norm = RMSNorm(K)
         self.output = Projection(width, width)
-        self.levels = Levels(width, periods, 4 * width, True) if periods else None
+        self.levels = None if periods is None or periods == () else Levels(width, periods, 4 * width, True)
 
     def mix(self, x: Tensor, turn: Turn) -> Tensor:
         """Run the paper's layer."""

@@ -25,6 +25,8 @@ class Persistent(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw anew."""
+        if self.key.is_meta:  # torch would load its compiler to draw none
+            return
         nn.init.normal_(self.key, std=self.key.shape[-1] ** -0.5)
         nn.init.normal_(self.value, std=self.key.shape[-1] ** -0.5)
 

@@ -186,7 +186,7 @@ def cms(
     begun = (*zip(*(level.begin(sizes["N"]) for level in levels), strict=True), ())
     started = begin_call(
         RULE, sizes, begun, initial_state, compute_dtype(x.dtype), output_final_state, form, chunk_size, backend,
-        ignored="pending",
+        ignored="pending", mini_batches=periods,
     )  # fmt: skip
     h, pairs, pending = x.to(started.dtype), zip(*started.parts[:2], strict=True), []
     after = []

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from innerloop.experiments.blocks.hope import HopeBlock
 
@@ -18,23 +18,23 @@ CHANCE = 1 / VALUES
 PAIRS, BATCH, RATE = 4, 64, 3e-3
 
 
-def draw(batch: int, pairs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def draw(batch: int, pairs: int, generator: torch.Generator, keys: int = KEYS) -> tuple[Tensor, Tensor]:
     """Draw sequences ``[batch, 2 * pairs + 1]`` and the values they ask for, by the document's own calls."""
     # One sequence at a time and in this order: only then are the numbers the document's.
     sequences, answers = [], []
     for _ in range(batch):
-        keys = torch.randperm(KEYS, generator=generator)[:pairs].tolist()
+        chosen = torch.randperm(keys, generator=generator)[:pairs].tolist()
         values = torch.randint(0, VALUES, (pairs,), generator=generator).tolist()
         asked = int(torch.randint(0, pairs, (1,), generator=generator))
-        listed = [token for key, value in zip(keys, values, strict=True) for token in (key, KEYS + value)]
-        sequences.append([*listed, keys[asked]])
+        listed = [token for key, value in zip(chosen, values, strict=True) for token in (key, keys + value)]
+        sequences.append([*listed, chosen[asked]])
         answers.append(values[asked])
     return torch.tensor(sequences), torch.tensor(answers)
 
 
-def held_out(pairs: int) -> tuple[Tensor, Tensor]:
+def held_out(pairs: int, keys: int = KEYS) -> tuple[Tensor, Tensor]:
     """Return the document's 512 lists of ``pairs`` pairs that no training draws on purpose, and their answers."""
-    return draw(512, pairs, torch.Generator().manual_seed(999))
+    return draw(512, pairs, torch.Generator().manual_seed(999), keys)
 
 
 def spell(token: int) -> str:
@@ -91,28 +91,39 @@ def train_each(
 
 
 def _train(seed: int, steps: int, memory: bool, progress: Callable[[float], None]) -> Trained:
+    return Trained(*fit(lambda: HopeBlock(KEYS + VALUES, VALUES, memory=memory), seed, steps, progress))
+
+
+Block = TypeVar("Block", bound=nn.Module)
+
+
+def fit(
+    make: Callable[[], Block], seed: int, steps: int, progress: Callable[[float], None], *, pairs: int = PAIRS,
+    keys: int = KEYS,
+) -> tuple[Block, list[float]]:  # fmt: skip
+    """Make a block and train it on fresh lists of so many ``pairs``; return it, and its loss before every step."""
     # The document seeds the global generator before it builds the block; its data have a generator of their own.
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(seed)
-        block = HopeBlock(KEYS + VALUES, VALUES, memory=memory)
+        block = make()
         generator = torch.Generator().manual_seed(seed)
         optimizer = torch.optim.Adam(block.parameters(), lr=RATE)
         losses = []
         for step in range(steps):
-            sequence, answer = draw(BATCH, PAIRS, generator)
+            sequence, answer = draw(BATCH, pairs, generator, keys)
             loss = F.cross_entropy(block(sequence), answer)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
             progress((step + 1) / steps)
-    return Trained(block, losses)
+    return block, losses
 
 
 @torch.no_grad()
-def accuracy(block: HopeBlock, pairs: int) -> float:
+def accuracy(block: Callable[[Tensor], Tensor], pairs: int, keys: int = KEYS) -> float:
     """Share of 512 held-out lists of ``pairs`` pairs that ``block`` answers, the same lists as the document's."""
-    sequence, answer = held_out(pairs)
+    sequence, answer = held_out(pairs, keys)
     with one_thread():
         return (block(sequence).argmax(-1) == answer).float().mean().item()
 
