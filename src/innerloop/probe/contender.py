@@ -63,7 +63,6 @@ def contender(name: str, width: int, heads: int = 1, depth: int = 1) -> Contende
             raise ValueError(f"a layer of one's own must be FILE.py:NAME; got {name}. Say which name of the file it is")
         made = partial(_ours, name, width, heads, depth)
         key = ""
-        made()  # a pattern that does not parse says so now
     else:
         path = Path(found["path"])
         thing, key = _loaded(path, found["name"])
@@ -143,8 +142,9 @@ def _layer(thing: object, width: int, heads: int) -> object:
 
 
 def _check_shapes(name: str, make: Callable[[], Sequence[nn.Module]], width: int) -> None:
+    layers = make()  # a pattern that does not parse says so now
     x = torch.randn(2, 3, width)
-    for layer in make():
+    for layer in layers:
         try:
             y = output(layer(x))
         except Exception as error:  # as above
