@@ -139,7 +139,8 @@ class _Run:
 
     def _marks(self, v: Tensor) -> Tensor:
         """Return a unit vector a write, in the shape of the values."""
-        marks = torch.eye(self.length * self.steps, dtype=v.dtype).view(1, self.length, self.steps, 1, -1)
+        writes = self.length * self.steps
+        marks = torch.eye(writes, dtype=v.dtype).view(1, self.length, self.steps, 1, writes)
         marks = marks.expand(-1, -1, -1, v.shape[-2], -1)
         return marks if v.ndim == 5 else marks[:, :, 0]
 
