@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING
 from innerloop._version import __version__
 
 if TYPE_CHECKING:
-    from innerloop import lm, nn, ops, recipe, states, testing
+    from innerloop import inspect, lm, nn, ops, probe, recipe, states, testing
     from innerloop.kernels.operator import Options
     from innerloop.ops import explain
     from innerloop.rule import Constant, Gate, Rule, register
 
 _HOME = {
+    "inspect": "",
     "lm": "",
     "nn": "",
     "ops": "",
+    "probe": "",
     "recipe": "",
     "states": "",
     "testing": "",
@@ -33,9 +35,11 @@ __all__ = [
     "Rule",
     "__version__",
     "explain",
+    "inspect",
     "lm",
     "nn",
     "ops",
+    "probe",
     "recipe",
     "register",
     "states",

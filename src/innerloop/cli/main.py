@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from innerloop._version import __version__
-from innerloop.cli import bench, compare, doctor, evaluate, explain, generate, reproduce, rules, train
+from innerloop.cli import bench, compare, doctor, evaluate, explain, generate, inspect, probe, reproduce, rules, train
 from innerloop.cli.errors import InputError, Parser
 
-COMMANDS = (reproduce, train, evaluate, generate, compare, rules, explain, bench, doctor)
+COMMANDS = (reproduce, train, evaluate, generate, compare, probe, inspect, rules, explain, bench, doctor)
 """Modules with a ``NAME``, an ``add(parser)`` for its arguments and a ``run(arguments)`` that returns the exit code."""
 
 

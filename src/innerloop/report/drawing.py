@@ -47,14 +47,15 @@ def draw(figure: Figure, slug: str) -> list[Panel]:
         One SVG a panel, in order.
     """
     legend = 8.5 if figure.panels <= 2 else 7.5
-    with style.context(_style() | {"legend.fontsize": legend}):
+    with style.context(look() | {"legend.fontsize": legend}):
         size = _SIZES.get(figure.panels, _SMALL)
         canvases = [Canvas(figsize=size, layout="constrained") for _ in range(figure.panels)]
         figure.draw(*(canvas.add_subplot() for canvas in canvases))
         return [_panel(_svg(canvas), f"{slug}-{number}") for number, canvas in enumerate(canvases, start=1)]
 
 
-def _style() -> dict[str, Any]:
+def look() -> dict[str, Any]:
+    """Return matplotlib's settings for all figures."""
     ink, quiet = LIGHT["ink"], LIGHT["quiet"]
     return {
         "svg.fonttype": "none", "svg.hashsalt": "innerloop", "font.family": "sans-serif",

@@ -1,0 +1,183 @@
+"""Train layers on a task and see what they hold and compute: a table and a figure.
+
+Every row is kept in DIR/rows, so that a second call runs only what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from innerloop.cli.bar import Bar
+from innerloop.cli.errors import InputError
+from innerloop.cli.progress import seconds_in_words
+from innerloop.cli.values import one_line, parse_settings, settle_threads
+
+if TYPE_CHECKING:
+    from innerloop.data.tasks import Task
+    from innerloop.probe import Board, Contender, Row
+
+NAME = "probe"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("task", nargs="?", metavar="TASK", help="such as mqar, parity, words; --list names all")
+    parser.add_argument("--layer", action="append", dest="layers", metavar="NAME", help="a pattern such as delta_rule "
+                        "or mamba2+attention, or FILE.py:NAME of your own; once a layer")  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="name the tasks, their sizes and their chance levels")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for rows, table and figure; probe-TASK")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="rows a layer; 3")
+    parser.add_argument("--set", action="append", dest="sizes", metavar="NAME=VALUE", help="a size of the task, such "
+                        "as pairs=16")  # fmt: skip
+    parser.add_argument("--longer", type=int, nargs="+", default=[], metavar="N", help="judge at N times the "
+                        "training's length as well, such as 2 4 16")  # fmt: skip
+    budget = parser.add_argument_group("budget")
+    for name, kind, default in (("steps", int, 1000), ("batch", int, 64), ("rate", float, 3e-3), ("width", int, 64),
+                                ("heads", int, 2), ("depth", int, 1)):  # fmt: skip
+        budget.add_argument(f"--{name}", type=kind, default=default, metavar="X" if kind is float else "N",
+                            help=f"{default:g}")  # fmt: skip
+    budget.add_argument("--budget", action="append", metavar="NAME=VALUE", help="another number of the budget: clip, "
+                        "enough, feed_forward, judged")  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the rows that are missing, then write table and figure.
+
+    Args:
+        arguments: What :func:`add` declared.
+
+    Returns:
+        0; 1 if a row failed; 130 if it was interrupted.
+
+    Raises:
+        InputError: If an argument is wrong.
+    """
+    if not arguments.list:
+        _check(arguments)
+    settle_threads()
+    if arguments.list:
+        return _list()
+    try:
+        board = _board(arguments)
+        contenders = _contenders(arguments, board)
+        board = board.at(board.folder, board.plan)
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+        raise InputError(one_line(error)) from error
+    return _run(board, [(chosen, seed) for chosen in contenders for seed in range(arguments.seeds)])
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.task is None:
+        raise InputError("TASK must be named; innerloop probe --list describes them")
+    if not arguments.layers:
+        raise InputError("--layer must name at least one layer, such as delta_rule or FILE.py:NAME; got none")
+    if arguments.seeds < 1:
+        raise InputError(f"--seeds must be at least 1; got {arguments.seeds}")
+    for factor in arguments.longer:
+        if factor < 1:
+            raise InputError(f"--longer must be at least 1; got {factor}")
+
+
+def _list() -> int:
+    from dataclasses import fields
+
+    from innerloop.data.tasks import TASKS
+    from innerloop.probe.summary import stated
+
+    for name, kind in TASKS.items():
+        made = kind()
+        sizes = ", ".join(f"{field.name}={getattr(made, field.name)}" for field in fields(made))
+        print(f"{name:<11} {(kind.__doc__ or '').partition(chr(10))[0]}\n{'':<11} {sizes}\n{'':<11} {stated(made)}")
+    return 0
+
+
+def _board(arguments: argparse.Namespace) -> Board:
+    """Return the board that was asked for, without touching the disk."""
+    from innerloop.probe import Board, Budget, Plan
+
+    budget: dict[str, Any] = {name: getattr(arguments, name) for name in ("steps", "batch", "rate", "width", "heads",
+                                                                          "depth")}  # fmt: skip
+    budget |= parse_settings(arguments.budget, Budget, "--budget")
+    factors = tuple(sorted({1, *arguments.longer}))
+    task = _task(arguments)
+    for factor in factors:
+        task.longer(factor)
+    return Board(arguments.out or Path(f"probe-{task.name}"), Plan(task, Budget(**budget), factors))
+
+
+def _task(arguments: argparse.Namespace) -> Task:
+    from innerloop.data.tasks import TASKS, task
+
+    if arguments.task not in TASKS:
+        raise InputError(f"TASK must be one of {', '.join(TASKS)}; got {arguments.task}")
+    return task(arguments.task, **parse_settings(arguments.sizes, TASKS[arguments.task], "--set"))
+
+
+def _contenders(arguments: argparse.Namespace, board: Board) -> list[Contender]:
+    from innerloop.probe import contender
+
+    budget = board.plan.budget
+    names = list(dict.fromkeys(arguments.layers))
+    return [contender(name, budget.width, budget.heads, budget.depth) for name in names]
+
+
+def _run(board: Board, wanted: list[tuple[Contender, int]]) -> int:
+    rows: dict[str, list[Row]] = {}
+    failed = 0
+    bar = Bar(len(wanted), "probing")
+    try:
+        for number, (chosen, seed) in enumerate(wanted):
+            begin = time.perf_counter()
+            try:
+                row, fresh = board.row(chosen, seed, lambda part, done=number: bar.reach(done + part, ""))
+            except FloatingPointError as error:
+                failed += 1
+                bar.say(f"{chosen.name}, seed {seed}: {error}")
+                continue
+            rows.setdefault(chosen.name, []).append(row)
+            taken = seconds_in_words(time.perf_counter() - begin) if fresh else "kept from an earlier run"
+            last = ", ".join(f"{value:.3f} at {factor}x" for factor, value in row.last.items())
+            bar.say(f"{chosen.name}, seed {seed}: score {row.scores['1']:.3f}, last answer {last}  ({taken})")
+            _write(board, rows)
+    except KeyboardInterrupt:
+        bar.close()
+        done = sum(map(len, rows.values()))
+        print(f"\nInterrupted: {done} of {len(wanted)} rows are kept in {board.folder / 'rows'}; the same command goes "
+              "on from there.", file=sys.stderr)  # fmt: skip
+        return 130
+    finally:
+        bar.close()
+    return _conclude(board, rows, failed)
+
+
+def _conclude(board: Board, rows: dict[str, list[Row]], failed: int) -> int:
+    from innerloop.probe import markdown, summarised
+
+    if rows:
+        print(markdown([summarised(found) for found in rows.values()], board.plan.task), end="")
+        names = [board.folder / name for name in ("table.md", "figure.svg")]
+        print(f"\nKept as {' and '.join(str(path) for path in names if path.is_file())}")
+    if failed:
+        print(f"innerloop probe: {failed} rows did not stay finite; try a lower --rate", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _write(board: Board, rows: dict[str, list[Row]]) -> None:
+    """Write what there is: a table for readers, one for programs, and, with matplotlib, a figure."""
+    from innerloop import files
+    from innerloop.probe import markdown, summarised
+
+    summaries = [summarised(found) for found in rows.values()]
+    files.write_text(board.folder / "table.md", markdown(summaries, board.plan.task))
+    files.write_text(board.folder / "table.json", json.dumps([asdict(x) for x in summaries], indent=1) + "\n")
+    if importlib.util.find_spec("matplotlib") is not None:
+        from innerloop.cli.probe_figure import drawn
+
+        files.write_text(board.folder / "figure.svg", drawn(list(rows.values()), board.plan.task))

@@ -1,0 +1,7 @@
+"""Looking inside: what a memory wrote and when, how long it stays, and which token a read returns."""
+
+from innerloop.inspect.figure import draw
+from innerloop.inspect.model import Calls, inspect_layer, inspect_model, recording
+from innerloop.inspect.trace import Trace, trace
+
+__all__ = ["Calls", "Trace", "draw", "inspect_layer", "inspect_model", "recording", "trace"]
