@@ -87,7 +87,9 @@ def call(
     options = Options(cu_seqlens, float(scale), use_qk_l2norm_in_kernel, size, constants, served)
     if key is not None and served and native is not None:
         inputs = _inputs(rule, native, q, k, v, gates, initial_state)
-        values = native.prepare(native.as_read(inputs, None), options, records)
+        held = native.as_read(inputs, None)
+        direct = all(x is y for x, y in zip(held, inputs, strict=False))
+        values = native.prepare(held, options, records)._replace(direct=direct)
         ready = _READY[rule] = _Ready(key, looks, options, values)
         return _again(rule, ready, q, k, v, gates, initial_state, output_final_state)
     run = rule.recurrent if chosen == "recurrent" and not served else rule.chunk
@@ -145,7 +147,7 @@ _READY_STEPS: dict[Rule, tuple[list[Any], Values]] = {}
 def _key(args: tuple[Any, ...], *options: object) -> list[Any] | None:
     try:
         return [*options, *map(type, options), torch.get_num_threads(), *[
-            x if x is None else (x.shape, x.stride(), x.dtype, x.is_cpu) for x in args
+            x if x is None else (x.shape, x.stride(), x.dtype, x.is_cpu, x.is_neg()) for x in args
         ]]  # fmt: skip
     except (AttributeError, TypeError, RuntimeError):  # not a tensor, or one without strides
         return None

@@ -130,7 +130,7 @@ class Operator:
         if call.records:
             return self._apply(call, *inputs, *options)
         native = self.native
-        return native.run(call, native.as_read(inputs, None))[0]  # pyright: ignore[reportOptionalMemberAccess]
+        return native.again(call, inputs)[0]  # pyright: ignore[reportOptionalMemberAccess]
 
     def _register(self) -> None:
         op, backward = self.name, f"{self.name}_backward"
@@ -198,8 +198,11 @@ class Operator:
                 ctx.rest = args[saved:]
                 ctx.set_materialize_grads(False)
                 left = None
-                ctx.native = native = None if isinstance(how, _C.DispatchKeySet) else operator._serving(args)
-                if isinstance(how, _C.DispatchKeySet):
+                prepared = isinstance(how, Values)
+                functorch = not prepared and how is not None
+                native = operator.native if prepared else None if functorch else operator._serving(args)
+                ctx.native = native
+                if functorch:
                     # On: under torch.func the next level's derivative is recorded below this one.
                     with torch.enable_grad():
                         outputs = tuple(operator._op.redispatch(how & _BELOW_AUTOGRAD, *args))
@@ -208,7 +211,7 @@ class Operator:
                 elif how is None:
                     outputs, left = native.forward(args[:inputs], args[inputs:], leave=True)
                 else:
-                    outputs, left = native.run(how, native.as_read(args[:inputs], args[inputs]))
+                    outputs, left = native.again(how, args[:inputs])
                 ctx.save_for_backward(*args[:saved], *(() if left is None else (left,)))
                 if operator._counts:
                     ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))

@@ -21,6 +21,8 @@ class Values(NamedTuple):
     trail: Tensor | None = None
     records: bool = False
     """Whether it is for a call whose gradients are wanted."""
+    direct: bool = False
+    """Whether inputs like those it was prepared for are read where they are."""
 
 
 class Kernel(ABC):
@@ -69,6 +71,10 @@ class Native(Kernel):
     @abstractmethod
     def as_read(self, inputs: Sequence[Any], bounds: Tensor | None) -> list[Any]:
         """Return an operator's inputs and the bounds of packed sequences as kernels read them."""
+
+    def again(self, call: Values, inputs: Sequence[Any]) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return what ``run`` does, of inputs that are not packed and like those that the call was prepared for."""
+        return self.run(call, [*inputs, None] if call.direct else self.as_read(inputs, None))
 
     @abstractmethod
     def run(self, call: Values, held: Sequence[Any]) -> tuple[tuple[Tensor, ...], Tensor | None]:
