@@ -13,6 +13,7 @@ from innerloop.lm.block import Block, FeedForward
 from innerloop.lm.state import State
 from innerloop.nn import GatedDeltaNet, LayerState
 from innerloop.nn.convolution import ShortConvolution
+from innerloop.nn.dropout import Dropout
 from innerloop.nn.gates import Decay, GateProjection
 from innerloop.nn.norms import RMSNorm
 from innerloop.nn.projections import Projection
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _PARTS = (
     Block, FeedForward, GatedDeltaNet, Streams, ShortConvolution, GateProjection, Decay, RMSNorm, Projection,
-    nn.Dropout, nn.ModuleList, nn.ModuleDict,
+    Dropout, nn.ModuleList, nn.ModuleDict,
 )  # fmt: skip
 """What is written down as it is: a subclass may do something else."""
 
