@@ -1,11 +1,11 @@
 """What two processes run for ``test_distributed.py``: every way of training on several machines, small.
 
-It compares with one process on the joined batch and writes what it found to ``FOLDER/RANK.json``. That ``torchrun`` starts such processes, a slow test shows.
+It compares with one process on the joined batch and writes what it found to ``FOLDER/RANK.json``. That ``torchrun``
+starts such processes, a slow test shows.
 """
 
 import json
 import multiprocessing
-import os
 import sys
 from pathlib import Path
 
