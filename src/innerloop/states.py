@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -266,6 +267,19 @@ def write(path: str | os.PathLike[str], named: dict[str, Tensor], metadata: dict
             save_file(named, partial, metadata)
         except SafetensorError as error:  # what the system said of a write is in its words
             raise OSError(f"{path} cannot be written: {str(error).partition(chr(10))[0]}") from None
+        _settle(partial)
+
+
+def _settle(path: Path) -> None:
+    """Put a file's metadata in order: safetensors writes them in another one in every process."""
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+        assert len(text) <= size, "the same in another order is as long"
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:

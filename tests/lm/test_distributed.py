@@ -18,18 +18,20 @@ HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "language_models.md"
 
 
-def launched(*command, processes=2):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+def run(*command):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*torchrun, *map(str, command)], capture_output=True, text=True, check=False, env=environment, timeout=500
+        [sys.executable, *map(str, command)], capture_output=True, text=True, check=False, env=environment, timeout=500
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return done
+
+
+def launched(*command, processes):
+    run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes, *command)
 
 
 def test_two_processes_learn_what_one_learns(tmp_path):
-    launched(HERE / "two_processes.py", tmp_path)
+    run(HERE / "two_processes.py", tmp_path)
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert set(found) == {"ddp", "checkpointed ddp", "fsdp", "checkpointed fsdp", "plain fsdp", "loaded"}

@@ -1,9 +1,11 @@
-"""What each of two processes runs for ``test_distributed.py``: every way of training on several machines, small.
+"""What two processes run for ``test_distributed.py``: every way of training on several machines, small.
 
-It compares with one process on the joined batch and writes what it found to ``FOLDER/RANK.json``.
+It compares with one process on the joined batch and writes what it found to ``FOLDER/RANK.json``. That ``torchrun``
+starts such processes, a slow test shows.
 """
 
 import json
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -69,9 +71,8 @@ def joined(losses):
     return losses / dist.get_world_size()
 
 
-def main(folder):
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+def main(folder, rank):
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     tokens = torch.randint(31, (4, 9), generator=torch.Generator().manual_seed(1))
     mine, found = tokens[2 * rank : 2 * rank + 2], {}
 
@@ -114,4 +115,11 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    # Both begin where everything is imported, which takes longer than what they do.
+    fork = multiprocessing.get_context("fork")
+    pair = [fork.Process(target=main, args=(Path(sys.argv[1]), rank)) for rank in range(2)]
+    for process in pair:
+        process.start()
+    for process in pair:
+        process.join()
+    sys.exit(max(abs(process.exitcode) for process in pair))

@@ -278,6 +278,19 @@ def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path, monkeypatch):
     assert not states.load(path, "delta_rule").any()
 
 
+def test_the_same_tensors_make_the_same_file(tmp_path):
+    x = {"ä\"\\\n": torch.arange(3.0), "b": torch.ones(2, dtype=torch.int64)}
+    metadata = {f"key {i}": f"é \"{i}\" \\ \n\x7f" for i in range(6)}
+    found = set()
+    for _ in range(5):
+        states.write(tmp_path / "file", x, metadata)
+        found.add((tmp_path / "file").read_bytes())
+    assert len(found) == 1
+    read, tensors = states.read(tmp_path / "file")
+    assert read == metadata and tensors.keys() == x.keys()
+    assert all(torch.equal(tensors[name], x[name]) for name in x)
+
+
 def test_a_state_survives_pickle_and_deepcopy():
     import copy
     import pickle

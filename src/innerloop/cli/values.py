@@ -46,6 +46,6 @@ def settle_threads() -> None:
 
 def one_line(error: Exception) -> str:
     """Return what an error says, without what comes after its first line."""
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error).partition("\n")[0]

@@ -64,7 +64,7 @@ def _row(name: str, data: Windows, tokenizer: Tokenizer, *, quick: bool, told: C
         dropout=0.3,
     )  # fmt: skip
     options = TrainingOptions(
-        steps=steps, batch=batch, part=256, length=LENGTH, rate=rate, final_rate=1.0, weight_decay=0.0, beta2=0.999,
+        steps=steps, batch=batch, part=64, length=LENGTH, rate=rate, final_rate=1.0, weight_decay=0.0, beta2=0.999,
         clip=1.0,
     )  # fmt: skip
 

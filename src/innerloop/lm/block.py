@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from innerloop.lm.config import Config
 from innerloop.lm.pattern import Entry
 from innerloop.nn import RWKV7, Layer, LayerState
+from innerloop.nn.dropout import Dropout
 from innerloop.nn.norms import RMSNorm
 from innerloop.nn.projections import Projection
 
@@ -37,7 +38,7 @@ class Block(nn.Module):
         inner = config.inner_width
         self.feed_forward_norm = RMSNorm(config.width, eps=config.norm_eps) if inner else None
         self.feed_forward = FeedForward(config.width, inner) if inner else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self,

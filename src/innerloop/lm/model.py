@@ -19,6 +19,7 @@ from innerloop.lm.files import read_model, write_model
 from innerloop.lm.loss import IGNORED, Reduction, head_loss
 from innerloop.lm.sampling import Sampling, last_tokens
 from innerloop.lm.state import State
+from innerloop.nn.dropout import Dropout
 from innerloop.nn.gates import Wide
 from innerloop.nn.layer import check_mask, reset_children
 from innerloop.nn.norms import RMSNorm
@@ -63,7 +64,7 @@ class LanguageModel(nn.Module):
             seen[entry.rule] += 1
         self.norm = RMSNorm(config.width, eps=config.norm_eps)
         self.head = None if config.tied else Projection(config.width, config.vocab_size)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     @property
     def head_weight(self) -> Tensor:
@@ -244,7 +245,7 @@ class LanguageModel(nn.Module):
         while count is None or count > 0:
             # Inference mode saves an eighth of what is no arithmetic; no state leaves it, and of a token a copy.
             with torch.inference_mode():
-                if not first and (written is None or not written.fits()):
+                if state is not None and not first and (written is None or not written.fits()):
                     state = state if written is None else written.state
                     written = decoder(self, state)
                 if first or written is None:

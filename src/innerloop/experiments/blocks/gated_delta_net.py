@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from innerloop import ops
+from innerloop.nn.dropout import Dropout
 from innerloop.nn.norms import RMSNorm, unit
 
 Form = Literal["operator", "loop"]
@@ -42,7 +43,7 @@ class GatedDeltaNetBlock(nn.Module):
         self.output_gate = nn.Linear(width, width)
         self.output = nn.Linear(width, width, bias=False)
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         nn.init.constant_(self.gates.bias[:heads], 2.0)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from innerloop.experiments.blocks.head_loss import head_loss
 BATCH = 1024
 RATE = 3e-4
 CLIP = 1.0
-_PIECE = 256
-"""Windows at once: gradients of a batch are summed over such pieces, so that the token loop fits into memory too."""
+_PIECE = 64
+"""Windows at once, whose gradients are summed over a batch: what stays near the caches, and the token loop, which keeps
+every token's memory, has room for."""
 
 
 class Step(NamedTuple):

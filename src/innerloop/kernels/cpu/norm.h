@@ -24,22 +24,34 @@ struct Norm {
     for (int64_t i = 0; i < wide; ++i) weight[i] = i < D, sums[i] = 0;
     if (call.weight) std::memcpy(weight, call.weight, D * sizeof(T));
   }
-  int64_t at(const Strided& some, int64_t row) const {
-    const int64_t head = row % call.heads, token = row / call.heads % call.header.length;
-    return row / call.heads / call.header.length * some.row + token * some.token + head * some.head;
+};
+
+// Where a row stands, from one to the next: a row is so short that divisions would take as long as all the rest.
+struct RowPlace {
+  int64_t heads, length, row, token, head;
+
+  RowPlace(const NormCall& call, int64_t first) : heads(call.heads), length(call.header.length) {
+    head = first % heads, token = first / heads % length, row = first / heads / length;
   }
+  void next() {
+    if (++head < heads) return;
+    head = 0;
+    if (++token < length) return;
+    token = 0, ++row;
+  }
+  int64_t in(const Strided& x) const { return row * x.row + token * x.token + head * x.head; }
 };
 
 // Read a row and its gate, norm it, and return by what it was multiplied.
 template <class T>
-static T norm_row(Norm<T>& n, int64_t row, bool slopes) {
+static T norm_row(Norm<T>& n, const RowPlace& place, bool slopes) {
   const NormCall& call = n.call;
   const bool gated = call.gate.data, first = gated && call.gate_first;
   const int64_t wide = n.wide, activation = call.activation;
   T *normed = n.normed, *factor = n.factor, *by_gate = n.by_gate, *gate = n.gate, *x = n.x;
-  read_row(call.x, n.at(call.x, row), n.D, first ? x : normed);
+  read_row(call.x, place.in(call.x), n.D, first ? x : normed);
   if (gated) {
-    read_row(call.gate, n.at(call.gate, row), n.D, gate);
+    read_row(call.gate, place.in(call.gate), n.D, gate);
     for (int64_t i = 0; i < wide; i += kLanes<T>) {
       Vec<T> slope;
       store(factor + i, activate(load(gate + i), activation, &slope));
@@ -55,8 +67,8 @@ static T norm_row(Norm<T>& n, int64_t row, bool slopes) {
 }
 
 template <class T>
-static void norm_forward(Norm<T>& n, int64_t row) {
-  norm_row(n, row, false);
+static void norm_forward(Norm<T>& n, const RowPlace& place, int64_t row) {
+  norm_row(n, place, false);
   const bool then = n.call.gate.data && !n.call.gate_first;
   const int64_t wide = n.wide;
   T *normed = n.normed, *weight = n.weight, *factor = n.factor;
@@ -79,14 +91,14 @@ static void pull_back_length(Norm<T>& n, T r) {
 }
 
 template <class T>
-static void norm_backward(Norm<T>& n, int64_t row) {
+static void norm_backward(Norm<T>& n, const RowPlace& place, int64_t row) {
   const NormCall& call = n.call;
-  const T r = norm_row(n, row, true);
+  const T r = norm_row(n, place, true);
   const bool gated = call.gate.data, first = gated && call.gate_first, then = gated && !call.gate_first;
   const int64_t wide = n.wide;
   T *grad = n.grad, *normed = n.normed, *weight = n.weight, *sums = n.sums, *gate = n.gate;
   const T *factor = n.factor, *by_gate = n.by_gate, *x = n.x;
-  read_row(call.grad_out, n.at(call.grad_out, row), n.D, grad);
+  read_row(call.grad_out, place.in(call.grad_out), n.D, grad);
   for (int64_t i = 0; i < wide; i += kLanes<T>) {
     Vec<T> slope = load(grad + i);
     const Vec<T> y = load(normed + i), w = load(weight + i);
@@ -112,9 +124,10 @@ static void norm_of(const NormCall& call, int64_t way, int64_t job, char* scratc
   Arena arena{scratch};
   Norm<T> n(arena, call);
   const int64_t first = job * call.share, last = smaller(first + call.share, call.rows);
-  for (int64_t row = first; row < last; ++row)
-    if (way) norm_backward(n, row);
-    else norm_forward(n, row);
+  RowPlace place(call, first);
+  for (int64_t row = first; row < last; ++row, place.next())
+    if (way) norm_backward(n, place, row);
+    else norm_forward(n, place, row);
   if (way && call.grad_weight) std::memcpy(static_cast<T*>(call.grad_weight) + job * n.D, n.sums, n.D * sizeof(T));
 }
 

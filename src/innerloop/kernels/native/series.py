@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,9 +44,9 @@ class Series:
         """Begin with nothing to do."""
         self.rows = rows
         self._calls: list[bytes] = []
+        self._parts: list[Callable[[], None]] = []
         self._held: list[Any] = []
         self._norm, self._convolution = Norm(), Convolution()
-        self._whole = b""
 
     def room(self, width: int) -> Tensor:
         """Return memory for ``[N, width]``."""
@@ -55,9 +56,14 @@ class Series:
 
     def run(self) -> None:
         """Do all of it for one token."""
-        if not self._whole:
-            self._whole = b"".join(self._calls)
-        run_series(self._whole, len(self._calls))
+        self._close()
+        for part in self._parts:
+            part()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function between what was written down before and what comes after."""
+        self._close()
+        self._parts.append(function)
 
     def linear(self, x: Tensor, weights: Sequence[Tensor], add_to: Tensor | None = None) -> list[Tensor]:
         """Map ``[N, D]`` by each weight ``[W, D]`` to ``[N, W]``; or add what a single one gives to a tensor."""
@@ -135,6 +141,11 @@ class Series:
         self._add(_GATE, 1, 1, self.rows, 1, 0, kind, self.rows, x.shape[1], factor, *rest)
         self._held.append((x, other, rate))
         return out
+
+    def _close(self) -> None:
+        if self._calls:
+            self._parts.append(partial(run_series, b"".join(self._calls), len(self._calls)))
+            self._calls = []
 
     def _add(self, core: Core, *fields: float) -> None:
         assert len(fields) > HEADER_SIZE
