@@ -232,7 +232,7 @@ def titans_linear(layer, x):
         speed = eta[:, t, :, None, None] * speed - theta[:, t, :, None, None] * slope
         memory = (1 - alpha[:, t, :, None, None]) * memory + speed
         read.append((memory.mT @ q[:, t, ..., None])[..., 0])
-    return finish(layer, torch.stack(read, 1), layer.gate(x))
+    return finish(layer, torch.stack(read, 1), None if layer.gate is None else layer.gate(x))
 
 
 def longhorn(layer, x):
