@@ -12,6 +12,7 @@ from scripts.mutants.chosen import (
     mesa,
     momentum,
     native,
+    networks,
     operator,
     product,
     recipe,
@@ -37,6 +38,7 @@ FAMILIES = {
     "states": (*states.MUTANTS, *files.MUTANTS),
     "layers": layers.MUTANTS,
     "native": native.MUTANTS,
+    "networks": networks.MUTANTS,
     "language_model": language_model.MUTANTS,
     "training": training.MUTANTS,
 }

@@ -44,7 +44,7 @@ VARIANTS = {
     "RetNet-groups": {"heads": 2, "key_width": 6, "value_width": 3, "value_heads": 4},
     "Mamba2-groups": {"heads": 4, "groups": 2, "key_width": 5, "value_width": 3},
     "MesaNet-gated": SIZES | {"output_gate": True, "value_heads": 4},
-    "TitansLinear-slow": SIZES | {"rate_max": 0.5, "output_gate": False, "value_heads": 4},
+    "TitansLinear-slow": SIZES | {"rate_max": 0.5, "output_gate": False, "value_heads": 4, "bounded": False},
     "Longhorn-diagonal": {"diagonal": True, "key_width": 5},
     "RWKV7-last": {"heads": 2, "key_width": 5, "value_width": 3},
 }

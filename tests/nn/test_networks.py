@@ -1,5 +1,7 @@
 """Layers whose memories are networks: trained through their writes, never moved by a forward pass, and bounded."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -36,6 +38,60 @@ WRITERS = {
     ),
     "Hope": ("key.", "value.", "rate", "keep", "token_convolution"),
 }
+
+
+SMALL = {
+    "TTT": {"heads": 1, "mini_batch": 2},
+    "Titans": {"heads": 1, "expansion": 1, "mini_batch": 2},
+    "Titans-mac": {"heads": 1, "expansion": 1, "mini_batch": 2, "variant": "mac", "persistent": 1},
+    "Hope": {"heads": 1, "mini_batch": 2, "periods": (2,)},
+    "Hope-mlp": {"heads": 1, "memory": "mlp", "mini_batch": 2, "periods": None},
+    "CMS": {"periods": (1, 2), "expansion": 1},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_gradients_are_those_of_finite_differences_through_every_write(name):
+    torch.manual_seed(0)
+    layer = getattr(nn, name.partition("-")[0])(4, **SMALL[name]).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(0.7 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+    names, values = zip(*layer.named_parameters(), strict=True)
+    x = torch.randn(1, 5, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    def outputs(x, *values):
+        y, state = torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+        # A sum that a window's end has emptied is 0 whatever went in.
+        kept = [leaf for leaf in pytree.tree_leaves(state.memory) if leaf.is_floating_point() and leaf.any()]
+        return (y, *kept)
+
+    assert torch.autograd.gradcheck(outputs, (x, *values), fast_mode=True, atol=1e-6)
+
+
+def test_memory_as_context_recalls_what_earlier_segments_wrote(kit):
+    torch.manual_seed(0)
+    layer = nn.Titans(kit.width, 2, variant="mac", mini_batch=4, persistent=1, rate=4.0).double()
+    x = kit.tokens(1, 12)
+    other = x.clone()
+    other[:, :4] += 1
+    y, z = layer(x)[0], layer(other)[0]
+    # The last segment attends to nothing of the first: what is left of it has gone through the memory.
+    assert error(y[:, 8:], z[:, 8:]) > 1e-4
+    _, state = layer(x[:, :4])
+    assert torch.equal(state.memory.start[0], state.memory.weights[0])
+    assert not torch.equal(state.memory.start[0][0], layer.first()[0])
+
+
+def test_ttt_rotates_anew_in_every_mini_batch(kit):
+    torch.manual_seed(0)
+    layer, x = nn.TTT(kit.width, 2, mini_batch=4).double(), kit.tokens(1, 4)
+    want, state = layer(x)
+    # As if the memory had come from elsewhere: a mini-batch of the same tokens behind it is read the same way.
+    begun = state.memory._replace(start=tuple(w[None] for w in layer.first()))
+    later, _ = layer(x, dataclasses.replace(state, memory=begun))
+    assert error(later, want) <= 1e-10
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -118,6 +174,37 @@ def test_a_pair_is_still_read_after_a_thousand_tokens_of_noise(depth):
     assert torch.cosine_similarity(o[0, -1, 0], v[0, 0, 0], dim=0) > 0.9
 
 
+def test_hope_still_reads_a_pair_after_a_thousand_tokens_of_noise():
+    """Its gates are its own: a key of a direction of its own is written at rate 1, all else at .01."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 1001, 1, 64, generator=generator)
+    first, v = (torch.nn.functional.normalize(z, dim=-1) for z in (x[0, 0, 0], x[0, 1, 0]))
+    x = x - (x @ first)[..., None] * first
+    x[0, 0, 0] = first
+    nothing = torch.zeros(1, 64, 64)
+    rate_bias = torch.full((1,), 0.01).logit()
+    weights = ops.HopeWeights(
+        (nothing,), ((first[:, None] * (v - first))[None],), (20 * first[None, :, None],), (torch.zeros(1, 64, 1),),
+        (nothing,), rate_bias, torch.full((1,), 40.0),
+    )  # fmt: skip
+    q = first.expand(1, 1001, 1, 64)
+    o, _ = ops.hope(x, q, weights=weights)
+    assert torch.cosine_similarity(o[0, 0, 0], v, dim=0) > 0.99
+    assert torch.cosine_similarity(o[0, -1, 0], v, dim=0) > 0.9
+
+
+def test_a_level_still_answers_a_pair_after_a_thousand_tokens_of_noise():
+    generator = torch.Generator().manual_seed(0)
+    x, target = (torch.nn.functional.normalize(torch.randn(1, 1002, 1, 64, generator=generator), dim=-1)
+                 for _ in range(2))  # fmt: skip
+    x[:, -1] = x[:, 0]
+    rate = torch.full((1, 1002, 1, 1), 0.01)
+    rate[:, 0] = 8.0
+    weights = ((torch.randn(1, 64, 256, generator=generator) / 8, torch.zeros(1, 256, 64)),)
+    y, _ = ops.cms(x, weights=weights, target=target[:, :, None], rate=rate, periods=(1,), normalize_step=True)
+    assert torch.cosine_similarity(y[0, -1, 0], target[0, 0, 0], dim=0) > 0.9
+
+
 def streams(length, width):
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(1, length, width, generator=generator)
@@ -137,9 +224,9 @@ def at_largest(layer):
     with torch.no_grad():
         for key, p in layer.named_parameters():
             if key in ("gates.theta.offset", "gates.eta.offset", "levels.rate.offset", "rate_bias.value",
-                       "keep_bias.value", "lr.offset"):  # fmt: skip
+                       "keep_bias.value", "lr.offset", "theta.offset", "eta.offset"):  # fmt: skip
                 p.fill_(40.0)
-            elif key == "gates.alpha.offset":
+            elif key in ("gates.alpha.offset", "alpha.offset"):
                 p.fill_(-40.0)
     return layer
 
@@ -148,6 +235,12 @@ BOUNDED = {
     "titans-1": lambda: nn.Titans(16, 2, depth=1),
     "titans-2": lambda: nn.Titans(16, 2),
     "titans-4": lambda: nn.Titans(16, 2, depth=4, mini_batch=16),
+    "titans-mac": lambda: nn.Titans(16, 2, variant="mac", mini_batch=16),
+    "titans-mag": lambda: nn.Titans(16, 2, variant="mag", mini_batch=16, window=16),
+    "titans-mal": lambda: nn.Titans(16, 2, variant="mal", mini_batch=16, window=16),
+    "titans-linear": lambda: nn.TitansLinear(16, 2),
+    "ttt-linear": lambda: nn.TTT(16, 2),
+    "ttt-mlp": lambda: nn.TTT(16, 2, memory="mlp"),
     "hope-linear": lambda: nn.Hope(16, 2, periods=()),
     "hope-mlp": lambda: nn.Hope(16, 2, memory="mlp", periods=()),
     "cms": lambda: nn.CMS(16, (16, 64, 256)),
@@ -162,7 +255,11 @@ def stays_bounded(layer, length):
         assert y.isfinite().all(), kind
         for now, before in zip(pytree.tree_leaves(state.memory), pytree.tree_leaves(first.memory), strict=True):
             if now.is_floating_point():
-                assert now.norm() <= 10 * (before.norm() + 1), f"{kind}: {before.norm():.2g} became {now.norm():.2g}"
+                limit = 10 * (before.norm() + 1)
+                # The norm in its loss makes it blind to its size: gradients are orthogonal to the weights, whose norm
+                # grows as the root of what was written and divides the next step.
+                limit = limit * max(1.0, length / 64) ** 0.5 if layer.rule == "ttt" else limit
+                assert now.norm() <= limit, f"{kind}: {before.norm():.2g} became {now.norm():.2g}"
 
 
 @pytest.mark.parametrize("name", BOUNDED)
@@ -203,21 +300,33 @@ def test_a_recipe_is_a_layer(kit, name):
     assert error(y.view_as(want), want) <= 1e-10
 
 
+LONG = {
+    "Titans": lambda: nn.Titans(16, 2, mini_batch=16),
+    "Titans-mac": lambda: nn.Titans(16, 2, variant="mac", mini_batch=16),
+    "TTT": lambda: nn.TTT(16, 2),
+    "Hope": lambda: nn.Hope(16, 2, periods=()),
+    "CMS": lambda: nn.CMS(16, (16, 64, 256)),
+}
+
+
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["Titans", "Hope"])
-def test_a_stream_of_a_hundred_thousand_tokens_stays_exact_in_constant_memory(kind):
+@pytest.mark.parametrize("kind", LONG)
+def test_a_stream_of_a_hundred_thousand_tokens_stays_exact_in_constant_memory(kind, capsys):
     torch.manual_seed(0)
-    layer = getattr(nn, kind)(16, 2, **({"periods": ()} if kind == "Hope" else {}))
-    wide = getattr(nn, kind)(16, 2, **({"periods": ()} if kind == "Hope" else {})).double()
+    layer = LONG[kind]()
+    wide = LONG[kind]().double()
     wide.load_state_dict(layer.state_dict())
-    generator, state, truth, sizes, worst = torch.Generator().manual_seed(1), None, None, set(), 0.0
+    generator, state, truth, sizes, errors = torch.Generator().manual_seed(1), None, None, set(), []
     for _ in range(100):
         x = torch.randn(1, 1000, 16, generator=generator)
         y, state = layer(x, state)
         z, truth = wide(x.double(), truth)
         sizes.add(state.nbytes)
-        worst = max(worst, error(y, z))
+        assert y.isfinite().all()
+        errors.append(error(y, z))
+    with capsys.disabled():
+        print(f"\n{kind}: error against float64 {errors[0]:.1e} in the first 1,000 tokens, {max(errors):.1e} at most")
     assert state.position.tolist() == [100_000]
     assert len(sizes) == 1
-    assert worst <= 1e-3
+    assert max(errors) <= 1e-3

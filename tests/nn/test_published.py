@@ -225,13 +225,14 @@ def titans_linear(layer, x):
     (q, k), v = grouped(layer, q, k), split(v, layer.value_heads)
     q, k = unit(q), unit(k)
     theta, eta, alpha = ((x @ m.weight.T + m.offset).sigmoid() for m in (layer.theta, layer.eta, layer.alpha))
+    theta = theta * layer.rate_max * (1 - eta if layer.bounded else 1)
     memory, speed, read = 0, 0, []
     for t in range(x.shape[1]):
         slope = -outer(k[:, t], v[:, t]) + (outer(k[:, t], k[:, t]) @ memory if t else 0)
         speed = eta[:, t, :, None, None] * speed - theta[:, t, :, None, None] * slope
         memory = (1 - alpha[:, t, :, None, None]) * memory + speed
         read.append((memory.mT @ q[:, t, ..., None])[..., 0])
-    return finish(layer, torch.stack(read, 1), layer.gate(x))
+    return finish(layer, torch.stack(read, 1), None if layer.gate is None else layer.gate(x))
 
 
 def longhorn(layer, x):
@@ -298,6 +299,7 @@ TRUTHS = {
     "Mamba2-groups": mamba2,
     "MesaNet": mesa_net,
     "TitansLinear": titans_linear,
+    "TitansLinear-slow": titans_linear,
     "Longhorn": longhorn,
     "Longhorn-diagonal": longhorn,
     "RWKV7": rwkv7,

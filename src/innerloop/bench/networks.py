@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -103,7 +104,9 @@ def titans_layer(workload: Workload) -> Work:
 def titans_peer(workload: Workload) -> Work:
     """Return the memory of titans-pytorch at the same widths, its gradient following the weights every 64 tokens."""
     try:
-        memory = importlib.import_module("titans_pytorch").NeuralMemory
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # its own, of torch's
+            memory = importlib.import_module("titans_pytorch").NeuralMemory
     except ImportError as error:
         raise Absent(f"{_PEER} is not installed: pip install 'innerloop[bench]' ({error})") from None
     model = {"depth": 2, "expansion_factor": 4.0}

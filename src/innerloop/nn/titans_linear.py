@@ -16,11 +16,13 @@ class TitansLinear(Layer):
     r"""The momentum delta rule on unit keys, behind short convolutions and under an output gate.
 
     .. math::
-        \theta = \theta_{\max} \sigma(W_\theta x), \qquad \eta = \sigma(W_\eta x), \qquad
+        \eta = \sigma(W_\eta x), \qquad \theta = \theta_{\max} (1 - \eta) \sigma(W_\theta x), \qquad
         \alpha = \sigma(W_\alpha x + a), \qquad y = W_o (\mathrm{RMSNorm}(o) \circ \mathrm{SiLU}(W_z x))
 
-    Behrouz et al. (2024), arXiv:2501.00663, with a linear memory. Forgetting begins at 3e-4 a token, a half-life of
-    2,000: at 1/2 a memory would be empty after 16. With unit keys a rate of at most 1 is stable at any momentum.
+    Behrouz et al. (2024), arXiv:2501.00663, with a linear memory. Ours: forgetting begins at 3e-4 a token, a half-life
+    of 2,000 (at 1/2 a memory would be empty after 16), and a rate of at most ``1 - eta``. One repeated key is stable at
+    any rate below ``2 (1 + eta)``, but keys that change are not: at rate 1 and momentum .8 noise overflows within 4,096
+    tokens. ``bounded=False`` is the published form, without the factor.
 
     Args:
         width: Of the model, D.
@@ -31,6 +33,7 @@ class TitansLinear(Layer):
         taps: Of the convolutions; 0 leaves them out.
         rate_max: The largest rate, in (0, 1].
         output_gate: Whether the read is gated.
+        bounded: Whether momentum bounds the rate.
 
     Raises:
         ValueError: If sizes do not divide, or the largest rate is not in (0, 1].
@@ -56,12 +59,14 @@ class TitansLinear(Layer):
         taps: int = 4,
         rate_max: float = 1.0,
         output_gate: bool = True,
+        bounded: bool = True,
     ) -> None:
         """Draw the weights."""
         super().__init__(width)
         if not 0 < rate_max <= 1:
             raise ValueError(f"rate_max must lie in (0, 1], beyond which a repeated key may diverge; got {rate_max}")
         self.heads, self.value_heads, self.rate_max = heads, value_heads_of(heads, value_heads), rate_max
+        self.bounded = bounded
         K = width_of_heads(width, heads, key_width)
         V = K if value_width is None else width_of_heads(width, heads, value_width)
         G = self.value_heads
@@ -77,6 +82,7 @@ class TitansLinear(Layer):
         q, k, v = self.streams(x, turn)
         q, k, v = heads(q, self.heads), heads(k, self.heads), heads(v, self.value_heads)
         theta, eta, alpha = self.rate_max * self.theta(x).sigmoid(), self.eta(x).sigmoid(), self.alpha(x).sigmoid()
+        theta = (1 - eta) * theta if self.bounded else theta
         o = turn.read(ops.momentum_delta_rule, q, k, v, theta=theta, eta=eta, alpha=alpha, use_qk_l2norm_in_kernel=True)
         z = None if self.gate is None else heads(self.gate(x), self.value_heads)
         return self.output(self.norm(o, z).flatten(-2))
