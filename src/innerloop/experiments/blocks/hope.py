@@ -34,17 +34,21 @@ class HopeBlock(nn.Module):
         read = self._remember(x + mixed) if self.memory else self._answer_query(x + mixed)
         return self.head(self.feed_forward(read))
 
-    def _remember(self, x: Tensor) -> Tensor:
+    def writes(self, sequence: Tensor) -> dict[str, Tensor]:
+        """Return what the memory is given for ``sequence`` ``[B, T]``, by the names that the rule has for it."""
+        x = self.embedding(sequence)
+        return self._written(x + self.convolution(x.mT)[..., : sequence.shape[1]].mT)
+
+    def _written(self, x: Tensor) -> dict[str, Tensor]:
         q, k = F.normalize(self.query(x), dim=-1), F.normalize(self.key(x), dim=-1)
         # The document keeps with alpha and learns with eta; we forget with alpha and learn with theta. Its update
         # takes the error at the memory before forgetting, which is the momentum rule without momentum.
         theta, keep = torch.sigmoid(self.rate(x)), torch.sigmoid(self.keep(x))  # [B, T, 1]
-        o, _ = ops.momentum_delta_rule(
-            *(tensor.unsqueeze(2) for tensor in (q, k, self.target(self.value(x)))),
-            theta=theta,
-            eta=torch.zeros_like(theta),
-            alpha=1 - keep,
-        )
+        q, k, v = (tensor.unsqueeze(2) for tensor in (q, k, self.target(self.value(x))))
+        return {"q": q, "k": k, "v": v, "theta": theta, "eta": torch.zeros_like(theta), "alpha": 1 - keep}
+
+    def _remember(self, x: Tensor) -> Tensor:
+        o, _ = ops.momentum_delta_rule(**self._written(x))
         return o[:, -1, 0]
 
     def _answer_query(self, x: Tensor) -> Tensor:
