@@ -16,7 +16,7 @@ FUZZ = OMP_NUM_THREADS=1 $(BIN)/python -m scripts.fuzz --count $(COUNT) $(if $(S
 # What a watched library is put through: everything that only kernels can get wrong, and the contract.
 SANITIZED = tests/kernels/test_native.py tests/kernels/test_series.py tests/kernels/test_robustness.py tests/rules/test_contract.py
 
-.PHONY: help report reproduce screenshots picture test test-slow check docs bench fuzz sanitize wheel-test emulate kill-test mutants mutants-generic clean
+.PHONY: help report reproduce reproduce-check screenshots picture test test-slow check docs bench fuzz sanitize wheel-test emulate kill-test mutants mutants-generic clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -26,6 +26,9 @@ report: $(SETUP)  ## the quick run of every experiment, as $(OUT)/index.html
 
 reproduce: $(SETUP)  ## the full run of every experiment, as $(OUT)/index.html
 	$(BIN)/innerloop reproduce --out $(OUT)
+
+reproduce-check: $(SETUP)  ## the full run, failing when any claim's band is missed
+	$(BIN)/innerloop reproduce --check --out $(OUT)
 
 screenshots: $(SETUP)  ## the page as pictures: desktop and phone, light and dark (needs Chromium)
 	$(BIN)/python scripts/screenshots.py $(OUT)/index.html $(OUT)/screenshots

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,12 @@ class Browser:
         """Return the number that a JavaScript expression has in the page."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"]["value"]
 
+    def close(self) -> None:
+        """Close both pipes; Chromium may have gone before."""
+        with suppress(BrokenPipeError):
+            self._requests.close()
+        self._answers.close()
+
     def _wait(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         while True:
             while b"\0" not in self._buffer:
@@ -109,11 +115,15 @@ def running(program: str) -> Generator[Browser, None, None]:
         )
         os.close(read_request)
         os.close(write_answer)
+        browser = None
         try:
-            yield Browser(write_request, read_answer)
+            browser = Browser(write_request, read_answer)
+            yield browser
         finally:
             process.terminate()
             process.wait()
+            if browser is not None:
+                browser.close()
 
 
 def take(browser: Browser, page: Path, folder: Path) -> list[Path]:

@@ -12,8 +12,14 @@ from innerloop.experiments.experiment import Experiment, Figure, Table
 from innerloop.report.page import Entry, write_page
 from innerloop.report.palette import DARK, LIGHT
 from innerloop.report.record import Record
+from innerloop.report.walk import Walk
 
 NASTY = '<script>alert("x")</script> & <b>\'bold\'</b>'
+TRACE = {
+    "rule": "delta_rule", "tokens": ["a", "<b>", "a?"], "surprise": [[1.0, 2.0, 0.0]], "written": [[1.0, 1.0, 0.0]],
+    "rank": [[1.0, 2.0, 2.0]], "returns": [[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.75, -0.25, 0.0]]],
+    "half_life": [[None, 1, None]], "returned": [[0, 1, 0]], "gates": {"beta": [[1.0, 1.0, 0.0]]},
+}  # fmt: skip
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
@@ -93,8 +99,8 @@ def test_every_text_is_escaped(show):
     assert tags.count("script") == 1, "only the page's own"
     assert "b" not in tags
     # Title (index and entry), claim, source, setting, band, message, trace, command, machine, and the texts
-    # of table (4), figure (2) and SVG (3).
-    assert reader.text.count(NASTY) == 19
+    # of table (4), figure (2) and SVG (3); the command stands in the index too.
+    assert reader.text.count(NASTY) == 20
 
 
 def test_it_needs_nothing_from_outside(show):
@@ -102,7 +108,8 @@ def test_it_needs_nothing_from_outside(show):
     for tag, attributes in Reader(page).tags:
         assert tag not in {"link", "iframe", "object", "embed", "base"}
         for name in ("src", "href", "xlink:href", "srcset", "data", "action"):
-            assert (attributes.get(name) or "#").startswith(("#", "data:image/png;base64,")), (tag, attributes)
+            value = attributes.get(name) or "#"
+            assert value == "learning-at-test-time.html" or value.startswith(("#", "data:image/png;base64,")), value
     assert "@import" not in page
     assert set(re.findall(r"url\(\s*['\"]?(.)", page)) <= {"#"}
     # What names an address at all is the name of a name space, which nobody fetches.
@@ -121,7 +128,8 @@ def test_every_experiment_appears_also_those_that_have_not_run(show):
     articles = [attributes["id"] for tag, attributes in reader.tags if tag == "article"]
     assert articles == ["A1", "A2", "B1", "C1"]
     links = {attributes["href"] for tag, attributes in reader.tags if tag == "a"}
-    assert links == {"#A1", "#A2", "#B1", "#C1"}
+    pages = {"learning-at-test-time.html", "deltanet-memory-that-edits.html", "training-a-hope-block.html"}
+    assert links == {"#A1", "#A2", "#B1", "#C1", *pages}
     words = " ".join(reader.text.split())
     for expected in ("✓ 1 pass", "◐ 1 short", "✗ 1 failed", "– 1 not run", "Shorter than stated.", "Claim fourth"):
         assert expected in words
@@ -232,3 +240,32 @@ def test_text_and_lines_stand_out_from_the_paper(colours):
         assert contrast(colours[role], colours["paper"]) >= 4.5, role
     for role in ("ink", "quiet"):
         assert contrast(colours[role], colours["panel"]) >= 4.5, role
+
+
+def test_every_document_has_a_page_of_its_own(tmp_path):
+    write_page([Entry(make("A1", words="first"), record("A1")), Entry(make("B1", words="second"), None)], tmp_path)
+    first = (tmp_path / "learning-at-test-time.html").read_text("utf-8")
+    second = (tmp_path / "deltanet-memory-that-edits.html").read_text("utf-8")
+    assert "Claim first" in first and "Claim second" not in first
+    assert "Claim second" in second and "Claim first" not in second
+    assert "index.html" in {attributes.get("href") for tag, attributes in Reader(first).tags if tag == "a"}
+    assert "✓ 1 pass" in " ".join(Reader(first).text.split()) and "– 1 not run" in " ".join(Reader(second).text.split())
+
+
+def test_the_index_gives_every_claim_its_command(show):
+    page = show(Entry(make("A1"), record("A1", command="innerloop reproduce A1 --quick")), Entry(make("B2"), None))
+    index = page.partition("<main>")[0]
+    assert "<code>innerloop reproduce A1 --quick</code>" in index and "<code>innerloop reproduce B2</code>" in index
+
+
+def test_a_walk_is_a_page_beside_it(tmp_path):
+    walked = make("C4", walk=lambda result: Walk("One recall", TRACE))
+    page = write_page([Entry(walked, record("C4"))], tmp_path).path.read_text("utf-8")
+    assert 'href="C4-walk.html"' in page
+    assert "One recall" in (tmp_path / "C4-walk.html").read_text("utf-8")
+
+
+def test_a_walk_that_cannot_be_shown_is_a_failure_of_its_experiment(tmp_path):
+    broken = make("C4", walk=lambda result: Walk("One recall", TRACE, asked=("k",), answers=((("v", 1.0),),)))
+    page = write_page([Entry(broken, record("C4"))], tmp_path)
+    assert page.broken == ["C4"] and "answers must be 3 tokens by 1 questions" in page.path.read_text("utf-8")

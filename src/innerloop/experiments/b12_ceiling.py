@@ -26,7 +26,7 @@ TASKS: dict[str, Task] = {
 }
 FACTORS = (1, 2, 4)
 STEPS = {"parity": 400, "S3": 600, "S5": 600}
-RNN_BUDGET = Budget(steps=3000, batch=128, rate=1e-3, enough=0.998, width=256, feed_forward=0, judged=1024)
+RNN_BUDGET = Budget(steps=3000, batch=128, rate=1e-3, enough=0.9998, width=256, feed_forward=0, judged=1024)
 
 
 @dataclass(frozen=True)

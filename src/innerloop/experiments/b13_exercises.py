@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH = 64
 PAIRS = (2, 4, 8, 16, 32, 48)
-TRIALS = 12
+TRIALS = 40
 RULES: dict[str, dict[str, Any]] = {
     "linear_attention": {},
     "delta_rule": {"beta": 1.0},
@@ -154,7 +154,7 @@ def check(result: Result) -> None:
     low, high = laws["linear_attention"]
     assert 0.9 <= low <= high <= 1.1, f"exercise 3: addition errs by {low:.2f} to {high:.2f} of (n - 1) / d"
     low, high = laws["delta_rule"]
-    assert 0.4 <= low <= high <= 1.1, f"exercise 3: the delta rule errs by {low:.2f} to {high:.2f} of (n - 1) / d"
+    assert 0.35 <= low <= high <= 0.8, f"exercise 3: the delta rule errs by {low:.2f} to {high:.2f} of (n - 1) / d"
     exact = max(result["capacity"]["recursive_least_squares"])
     assert exact < 1e-3, f"exercise 3: the exact fit errs by {exact:.1e} with fewer pairs than channels"
     assert result["substitution"] < 1e-12, f"exercise 4: the loop and the solve differ by {result['substitution']:.1e}"
@@ -163,8 +163,8 @@ def check(result: Result) -> None:
 
 
 def _law(errors: list[float]) -> tuple[float, float]:
-    """Return the least and the largest ratio of errors to (n - 1) / d, from four pairs on."""
-    ratios = [error * WIDTH / (n - 1) for n, error in zip(PAIRS, errors, strict=True) if n >= 4]
+    """Return the least and the largest ratio of errors to (n - 1) / d, from eight pairs on."""
+    ratios = [error * WIDTH / (n - 1) for n, error in zip(PAIRS, errors, strict=True) if n >= 8]
     return min(ratios), max(ratios)
 
 
@@ -192,8 +192,8 @@ def tables(result: Result) -> list[Table]:
             f"Square error of n pairs under random keys, d = {WIDTH}",
             ("rule", *(f"n = {n}" for n in PAIRS)),
             laws,
-            "A part of the values' square. The delta rule mends staleness, not crowding: only solving does, and "
-            "attention, whose state grows.",
+            "A part of the values' square. The delta rule mends staleness, not crowding: it errs by about half of the "
+            "law, because only later writes disturb a pair. Solving mends crowding, and attention, whose state grows.",
         ),
         Table(
             "The solve's part of a chunk's arithmetic",
@@ -229,7 +229,7 @@ EXPERIMENT = Experiment(
     setting=f"1: B2's model at R = 4, 12 epochs (quick: R = 2, 6 epochs). 2: 8 random unit keys in {WIDTH} dimensions, "
     f"one rewritten, 200 times. 3: n random unit keys, {TRIALS} draws. 4 and 5: chunks of 4, 16, 64, float64; seed 13.",
     band="1: both above .95. 2: damage is overlap times surprise to 1e-10. 3: addition's error 0.9 to 1.1 and the "
-    "delta rule's 0.4 to 1.1 times (n − 1)/d, the exact fit's below 1e-3. 4: 1e-12. 5: 1e-12, gradients 1e-11.",
+    "delta rule's 0.35 to 0.8 times (n − 1)/d, the exact fit's below 1e-3. 4: 1e-12. 5: 1e-12, gradients 1e-11.",
     run=run,
     check=check,
     tables=tables,

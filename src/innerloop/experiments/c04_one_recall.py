@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from innerloop.experiments.blocks.recall import KEYS, PAIRS, chances, draw, spell, train
 from innerloop.experiments.c01_recall import STEPS
 from innerloop.experiments.experiment import Experiment, Figure, Result, Settings, Table
+from innerloop.inspect import trace
+from innerloop.report.walk import Walk
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,12 +26,18 @@ def run(settings: Settings) -> Result:
     sequences, answers = draw(1, PAIRS, torch.Generator().manual_seed(123))
     sequence = sequences[0]
     # What is asked after the last value is the document's question: the query itself is no part of the list.
-    likely, answer = chances(block, sequence[:-1]).max(-1)  # [T, keys]
+    likely, answer = chances(block, sequence).max(-1)  # [T, keys]
+    spelled = [[spell(KEYS + value) for value in row] for row in answer.tolist()]
+    names = [spell(token) for token in sequence.tolist()]
+    with torch.no_grad():
+        inside = trace("momentum_delta_rule", **block.writes(sequence[None]), tokens=names)
     return {
-        "sequence": [spell(token) for token in sequence.tolist()],
+        "sequence": names,
         "right": spell(KEYS + int(answers[0])),
-        "answers": [[spell(KEYS + value) for value in row] for row in answer.tolist()],
-        "chances": likely.tolist(),
+        "answers": spelled[:-1],
+        "chances": likely[:-1].tolist(),
+        "trace": inside.to_dict(),
+        "steps": [list(map(list, zip(*row, strict=True))) for row in zip(spelled, likely.tolist(), strict=True)],
     }
 
 
@@ -43,6 +51,10 @@ def check(result: Result) -> None:
     got = " ".join(result["sequence"])
     assert got == SEQUENCE, f"the list is {got}, the document's {SEQUENCE}: the draws differ"
     assert said(result) == result["right"] == ANSWER, f"it says {said(result)}, right is {result['right']}"
+    inside, length = result["trace"], len(result["sequence"])
+    assert inside["tokens"] == result["sequence"], f"the trace is of {inside['tokens']}"
+    worst = min(inside["surprise"][0])
+    assert worst > 0 and len(result["steps"]) == length, f"{len(result['steps'])} steps, least surprise {worst}"
     listed = result["sequence"][:-1]
     for key, value in bindings(result).items():
         row = int(key[1:])
@@ -50,6 +62,18 @@ def check(result: Result) -> None:
             answer, chance = result["answers"][written][row], result["chances"][written][row]
             assert answer == value, f"asked for {key} after token {written + 1} it says {answer}, wrote {value}"
             assert chance > 0.5, f"asked for {key} after token {written + 1} it gives {value} a chance of {chance:.2f}"
+
+
+def walk(result: Result) -> Walk:
+    """Return the recall as a page to step through."""
+    return Walk(
+        f"One recall: asked for {result['sequence'][-1]}",
+        result["trace"],
+        intro="Keys and values in turn, then the key that is asked for. A read is a sum over the values written.",
+        asked=tuple(f"k{key}" for key in range(KEYS)),
+        answers=tuple(tuple((answer, chance) for answer, chance in row) for row in result["steps"]),
+        right=bindings(result),
+    )
 
 
 def bindings(result: Result) -> dict[str, str]:
@@ -66,7 +90,23 @@ def tables(result: Result) -> list[Table]:
         ("answer", ANSWER, said(result)),
         ("right answer", ANSWER, result["right"]),
     ]
-    return [Table("One recall", columns, rows, "Drawn by the document's generator at seed 123.")]
+    inside = result["trace"]
+    lines: list[tuple[str | int | float, ...]] = [
+        (token, *(f"{inside[name][0][t]:.3f}" for name in ("surprise", "written", "rank")), _life(inside, t),
+         inside["tokens"][inside["returned"][0][t]])
+        for t, token in enumerate(inside["tokens"])
+    ]  # fmt: skip
+    heads = ("token", "surprise", "share written", "effective rank", "half-life", "its read returns mostly")
+    note = "Surprise is |v − m(k)| before the write; the half-life in tokens, – beyond the list."
+    return [
+        Table("One recall", columns, rows, "Drawn by the document's generator at seed 123."),
+        Table("Inside the memory", heads, lines, note),
+    ]
+
+
+def _life(inside: dict[str, Any], t: int) -> str:
+    life = inside["half_life"][0][t]
+    return "–" if life is None else str(life)
 
 
 def _draw(result: Result, axes: Axes) -> None:
@@ -106,5 +146,6 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
+    walk=walk,
     seconds=1,
 )

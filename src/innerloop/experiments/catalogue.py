@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from innerloop.experiments.experiment import Experiment
 
+CLAIMS = tuple(f"{letter}{n}" for letter, count in (("A", 12), ("B", 13), ("C", 6)) for n in range(1, count + 1))
+"""The documents' claims, each of which is to have an experiment of its name."""
+
 _PACKAGE = "innerloop.experiments"
 _MODULE = re.compile(r"([a-z])(\d\d)_\w+")
 

@@ -92,7 +92,7 @@ def tables(result: Result) -> list[Table]:
                  _shown(ceiling)))  # fmt: skip
     note = (
         f"{PAIRS} pairs of a vocabulary of {VOCABULARY} in {TOKENS} tokens, at most {result['steps']} updates of 64. "
-        f"Chance {TASK.chance:.3f}; a value of the list at random {TASK.shortcut:.3f}. Bytes are those of the memory in "
+        f"Chance {TASK.chance:.3f}; a value of the list at random {TASK.shortcut:.3f}. Bytes are the memory's in "
         "float32; convolutions keep the last three tokens beside it."
     )
     return [Table("Share of questions answered", ("layer", *(f"{size:,} bytes" for size in sizes)), rows, note)]
@@ -117,7 +117,8 @@ def _draw(result: Result, axes: Axes) -> None:
 
 def figures(result: Result) -> list[Figure]:
     """Show recall by bytes."""
-    return [Figure("Recall against state", "Layers at equal bytes; attention keeps every pair.", partial(_draw, result))]
+    caption = "Layers at equal bytes; attention keeps every pair."
+    return [Figure("Recall against state", caption, partial(_draw, result))]
 
 
 EXPERIMENT = Experiment(

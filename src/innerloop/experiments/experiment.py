@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from innerloop.report.walk import Walk
 
 Result = dict[str, Any]
 """What a run returns: plain numbers, strings, lists and dicts, written to disk as JSON."""
@@ -67,3 +70,5 @@ class Experiment:
     """Rough time on two cores, for the first estimate only."""
     quick_seconds: float | None = None
     """The same under ``quick``, where it differs."""
+    walk: Callable[[Result], Walk] | None = None
+    """What a page of its own lets the reader step through, token by token."""

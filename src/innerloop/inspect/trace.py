@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from innerloop import ops
+from innerloop.checks import check_inputs
 from innerloop.inspect.reading import answer, check_readable, effective_rank, matrix
-from innerloop.rule import Rule, get
+from innerloop.rule import Rule, get, take_gates
 from innerloop.shapes import align_heads
 
 _EPSILON = 1e-6
@@ -109,6 +110,9 @@ def trace(
     rule = get(rule)
     check_readable(rule)
     names = _names(tokens, q, k, v)
+    gates, _ = take_gates(rule, options)
+    widened = {name: x.double() if isinstance(x, Tensor) else x for name, x in gates.items()}
+    check_inputs(rule, q.double(), k.double(), v.double(), widened, None, None)
     run = _Run(rule, q, k, v, options, scale, use_qk_l2norm_in_kernel)
     for t in range(len(names)):
         run.token(t)
@@ -134,7 +138,7 @@ class _Run:
         self.options = {name: self._widened(name, x) for name, x in options.items() if x is not None}
         self.state: Any = None
         self.heads = v.shape[-2]
-        self.keys = align_heads(k, self.heads).reshape(self.length, self.steps, self.heads, -1)  # [T, n, G, K]
+        self.keys = align_heads(k, self.heads).reshape(self.length, self.steps, self.heads, k.shape[-1])
         self.found: dict[str, list[Tensor]] = {"surprise": [], "written": [], "rank": [], "reads": [], "kept": []}
 
     def _marks(self, v: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from innerloop.files import write_text
 from innerloop.report.drawing import draw
 from innerloop.report.palette import DARK, LIGHT, declarations
 from innerloop.report.record import Record
+from innerloop.report.walk import write_walk
 
 if TYPE_CHECKING:
     from innerloop.experiments.experiment import Experiment, Figure, Table
@@ -75,10 +76,21 @@ class _View:
     trace: str = ""
     grids: list[_Grid] | tuple[()] = ()
     pictures: list[_Picture] | tuple[()] = ()
+    walk: str = ""
+    """File of the page that steps through it; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class _Section:
+    title: str
+    source: str
+    views: list[_View]
+    file: str
+    """Its own page."""
 
 
 def write_page(entries: Sequence[Entry], folder: Path) -> Page:
-    """Write ``index.html``, which needs nothing else, and each picture once more as a file in ``figures``.
+    """Write ``index.html``, which needs nothing else, a page a document, and each picture as a file in ``figures``.
 
     Args:
         entries: What to show, in order.
@@ -88,7 +100,7 @@ def write_page(entries: Sequence[Entry], folder: Path) -> Page:
         The page's path, and the experiments whose result could not be shown.
     """
     (folder / "figures").mkdir(exist_ok=True)
-    views = [_view(entry, folder / "figures") for entry in entries]
+    views = [_view(entry, folder) for entry in entries]
     environment = Environment(
         loader=PackageLoader("innerloop.report", "templates"),
         autoescape=True,
@@ -97,21 +109,32 @@ def write_page(entries: Sequence[Entry], folder: Path) -> Page:
         lstrip_blocks=True,
     )
     environment.filters.update(prose=_prose, duration=_duration)
-    text = environment.get_template("page.html").render(
-        sections=_sections(views),
-        counts=Counter(view.verdict for view in views),
-        verdicts=VERDICTS,
-        machines=_machines(views),
-        total=sum(view.record.seconds for view in views if view.record),
-        light=declarations(LIGHT),
-        dark=declarations(DARK),
-    )
-    path = folder / "index.html"
-    write_text(path, text)
+    template = environment.get_template("page.html")
+
+    def write(name: str, title: str, sections: list[_Section]) -> Path:
+        shown = [view for section in sections for view in section.views]
+        text = template.render(
+            title=title,
+            whole=name == "index.html",
+            sections=sections,
+            counts=Counter(view.verdict for view in shown),
+            verdicts=VERDICTS,
+            machines=_machines(shown),
+            total=sum(view.record.seconds for view in shown if view.record),
+            light=declarations(LIGHT),
+            dark=declarations(DARK),
+        )
+        write_text(folder / name, text)
+        return folder / name
+
+    sections = _sections(views)
+    for section in sections:
+        write(section.file, section.title, [section])
+    path = write("index.html", "the documents’ claims, run again", sections)
     return Page(path, [view.experiment.name for view in views if view.record and view.verdict != view.record.verdict])
 
 
-def _view(entry: Entry, figures: Path) -> _View:
+def _view(entry: Entry, folder: Path) -> _View:
     experiment, record = entry.experiment, entry.record
     if record is None:
         return _View(experiment, None, "absent")
@@ -121,19 +144,25 @@ def _view(entry: Entry, figures: Path) -> _View:
     try:
         view.grids = [_grid(table) for table in experiment.tables(record.result)]
         drawn = enumerate(experiment.figures(record.result), start=1)
-        view.pictures = [_picture(figure, f"{experiment.name}-{number}", figures) for number, figure in drawn]
+        view.pictures = [_picture(f, f"{experiment.name}-{number}", folder / "figures") for number, f in drawn]
+        if experiment.walk is not None:
+            name = f"{experiment.name}-walk.html"
+            write_walk(experiment.walk(record.result), folder / name)
+            view.walk = name
     except Exception as error:
         view.verdict, view.message = "failed", f"The result could not be shown: {error}"
         view.trace = traceback.format_exc()
     return view
 
 
-def _sections(views: Sequence[_View]) -> list[tuple[str, str, list[_View]]]:
+def _sections(views: Sequence[_View]) -> list[_Section]:
     letters = dict.fromkeys(view.experiment.name[0] for view in views)
-    return [
-        (*DOCUMENTS.get(letter, (letter, "")), [view for view in views if view.experiment.name[0] == letter])
-        for letter in letters
-    ]
+    found = []
+    for letter in letters:
+        title, source = DOCUMENTS.get(letter, (letter, ""))
+        own = [view for view in views if view.experiment.name[0] == letter]
+        found.append(_Section(title, source, own, f"{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.html"))
+    return found
 
 
 def _machines(views: Sequence[_View]) -> list[str]:

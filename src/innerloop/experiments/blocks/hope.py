@@ -55,18 +55,22 @@ class HopeBlock(nn.Module):
         weight, before = self.convolution.weight[:, 0], x.new_zeros(x.shape[0], 3, x.shape[2])
         return x + convolve(x, before, weight, self.convolution.bias, None, silu=False)[0]
 
-    def _remember(self, x: Tensor) -> Tensor:
+    def writes(self, sequence: Tensor) -> dict[str, Tensor]:
+        """Return what the memory is given for ``sequence`` ``[B, T]``, by the names that the rule has for it."""
+        return self._written(self._seen(sequence))
+
+    def _written(self, x: Tensor) -> dict[str, Tensor]:
         q, k = F.normalize(self.query(x), dim=-1), F.normalize(self.key(x), dim=-1)
         # The document keeps with alpha and learns with eta; we forget with alpha and learn with theta. Its update
         # takes the error at the memory before forgetting, which is the momentum rule without momentum.
         theta, keep = torch.sigmoid(self.rate(x)), torch.sigmoid(self.keep(x))  # [B, T, 1]
         value = self.value(x)
-        o, _ = ops.momentum_delta_rule(
-            *(tensor.unsqueeze(2) for tensor in (q, k, self.target(value) if self.self_made else value)),
-            theta=theta,
-            eta=torch.zeros_like(theta),
-            alpha=1 - keep,
-        )
+        tokens = q, k, self.target(value) if self.self_made else value
+        q, k, v = (tensor.unsqueeze(2) for tensor in tokens)
+        return {"q": q, "k": k, "v": v, "theta": theta, "eta": torch.zeros_like(theta), "alpha": 1 - keep}
+
+    def _remember(self, x: Tensor) -> Tensor:
+        o, _ = ops.momentum_delta_rule(**self._written(x))
         return o[:, -1, 0]
 
     def _answer_query(self, x: Tensor) -> Tensor:
