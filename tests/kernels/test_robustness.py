@@ -192,6 +192,22 @@ def test_a_packed_sequence_does_not_depend_on_the_others(name):
 
 
 @pytest.mark.parametrize("name", SERVED)
+def test_a_sequence_without_tokens_hands_its_slope_on(name):
+    # A wide memory and short chunks: what is written in no place of its own lies over all the rest.
+    call = drawn(name, T=3, B=1, K=64, V=64, dtype=torch.float64)
+    axes = {"G": 4, "K": 64, "V": 64}
+    states = [torch.randn([3, *map(axes.get, letters)]).double() for letters in call.rule.states.values()]
+    call.state = call.rule.packed_state(states)
+    tracked = call.tracked()
+    values = outcome(call.rule, tracked.run(backend="cpu", chunk_size=1, cu_seqlens=torch.tensor([0, 2, 2, 3])))
+    inputs = tracked.rule.state_tensors(tracked.state)
+    for state, x, slope in zip(call.rule.states, inputs, states, strict=True):
+        (got,) = torch.autograd.grad(values[state], x, slope, retain_graph=True)
+        assert torch.equal(values[state][1], x[1])
+        assert torch.equal(got[1], slope[1])
+
+
+@pytest.mark.parametrize("name", SERVED)
 def test_a_thread_count_gives_the_same_bits_every_time(name):
     call = drawn(name, B=3, K=33, V=40, state=True)
     threads = torch.get_num_threads()
@@ -270,8 +286,10 @@ def test_denormal_inputs_cost_no_more(name):
     assert (torch.tensor([1e-40]) * 0.5).item() > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SERVED)
+QUICK = {"gated_delta_rule", "rwkv7"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SERVED])
 def test_65537_tokens_stay_exact(name):
     call = draw_call(name, T=65_537, B=1, H=1, G=1, K=8, V=8, dtype=torch.float32)
     for gate in call.rule.gates:
