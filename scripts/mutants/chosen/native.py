@@ -5,6 +5,7 @@ from scripts.mutants.mutant import Mutant, contract, tests
 PLACE, CHUNK, TOKEN, BACKWARD = (f"kernels/cpu/{name}.h" for name in ("place", "chunk", "token", "backward"))
 CHANNEL_FORWARD, CHANNEL_BACKWARD = "kernels/cpu/channel_forward.h", "kernels/cpu/channel_backward.h"
 CHANNEL_TOKEN, MOMENTUM_TOKEN = "kernels/cpu/channel_token.h", "kernels/cpu/momentum_token.h"
+MOMENTUM_BACKWARD = "kernels/cpu/momentum_backward.h"
 PRODUCT, CONVERT, LIBRARY = "kernels/cpu/product.h", "kernels/cpu/convert.h", "kernels/cpu/library.cpp"
 VALUES = contract("gated_delta_rule", "chunk_equals_recurrent every_precision_meets_its_bar")
 EDGES = contract("gated_delta_rule", "edges_are_exact chunk_equals_recurrent")
@@ -24,6 +25,7 @@ PACKED = tests("kernels/test_robustness.py", "test_a_packed_sequence_does_not_de
 CHANNEL = contract("kda", "chunk_equals_recurrent every_precision_meets_its_bar")
 CHANNEL_STEPS = contract("kda", "step_loop_equals_whole split_equals_whole")
 MOMENTUM = contract("momentum_delta_rule", "chunk_equals_recurrent every_precision_meets_its_bar")
+EMPTY = tests("kernels/test_robustness.py", "test_a_sequence_without_tokens_hands_its_slope_on")
 DENORMALS = tests("kernels/test_robustness.py", "test_denormal_inputs_cost_no_more")
 
 MUTANTS = (
@@ -244,5 +246,12 @@ MUTANTS = (
         "T* after = i + 1 < chunks ? trail.state(i + 1) : call.final ? w.state : nullptr;",
         "T* after = i + 2 < chunks ? trail.state(i + 1) : w.state;",
         MOMENTUM,
+    ),
+    Mutant(
+        "a memory is put where an empty sequence has no room",
+        MOMENTUM_BACKWARD,
+        "if (begun && f.chunks())",
+        "if (begun)",
+        EMPTY,
     ),
 )
