@@ -7,8 +7,10 @@
 #include <immintrin.h>
 #include <sys/io.h>
 
+#include "channel.h"
 #include "conversions.h"
 #include "convolution.h"
+#include "momentum.h"
 #include "norm.h"
 #include "scalar.h"
 
@@ -107,15 +109,24 @@ static bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
 }
 
-static int run_all(int64_t count, int64_t from) {
+// Trial `number` of the seed, of the core that is asked for or, of all, of the one whose turn it is.
+static void run_one(Set (&sets)[3], int64_t number, const std::string& only) {
+  static const char* const turns[] = {"scalar", "convolution", "channel", "momentum", "channel", "norm", "scalar", "momentum"};
+  const std::string name = !only.empty() ? only : number % 40 == 39 ? "conversions" : turns[number % 8];
+  if (name == "conversions") run<Conversions>(sets, number, innerloop::kScalar);
+  else if (name == "convolution") run<Convolution>(sets, number, innerloop::kConvolution);
+  else if (name == "norm") run<Norm>(sets, number, innerloop::kNorm);
+  else if (name == "channel") run<Channel>(sets, number, innerloop::kChannel);
+  else if (name == "momentum") run<Momentum>(sets, number, innerloop::kMomentum);
+  else run<Scalar>(sets, number, innerloop::kScalar);
+}
+
+static int run_all(int64_t count, int64_t from, const std::string& only) {
   Set sets[] = {{"plain", innerloop::plain::cores, true, 0, {}},
                 {"avx2", innerloop::avx2::cores, has_avx2(), 0, {}},
                 {"avx512", innerloop::avx512::cores, has_avx512(), 0, {}}};
   for (current = from; current < from + count; ++current) {
-    if (current % 40 == 39) run<Conversions>(sets, current, innerloop::kScalar);
-    else if (current % 4 == 1) run<Convolution>(sets, current, innerloop::kConvolution);
-    else if (current % 4 == 2) run<Norm>(sets, current, innerloop::kNorm);
-    else run<Scalar>(sets, current, innerloop::kScalar);
+    run_one(sets, current, only);
     if (current % 25 == 24) std::printf("%lld\n", (long long)current + 1), std::fflush(stdout);
   }
   return report(sets, from, count);
@@ -123,11 +134,11 @@ static int run_all(int64_t count, int64_t from) {
 
 }  // namespace emulate
 
-// Arguments: how many trials, the seed, and the first trial's number.
+// Arguments: how many trials, the seed, the first trial's number, and the one core to be tried.
 int main(int count, char** arguments) {
   for (const int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT}) std::signal(signal, emulate::on_fault);
   const auto number = [&](int i, long long missing) { return i < count ? std::atoll(arguments[i]) : missing; };
   emulate::seed = number(2, 1);
   emulate::flush_to_zero();
-  emulate::leave(emulate::run_all(number(1, 200), number(3, 0)));
+  emulate::leave(emulate::run_all(number(1, 200), number(3, 0), count > 4 ? arguments[4] : ""));
 }

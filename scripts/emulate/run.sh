@@ -1,12 +1,12 @@
 #!/bin/sh
 # Build the trials, put them on a CD with a Linux kernel and nothing else, and boot it in Bochs on a processor with
-# AVX-512. Usage: run.sh FOLDER [TRIALS [SEED [FIRST]]]. README.md says what it needs.
+# AVX-512. Usage: run.sh FOLDER [TRIALS [SEED [FIRST [CORE]]]]. README.md says what it needs.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1/cd" "$1/root"
 out=$(cd "$1" && pwd)
-trials=${2:-200} seed=${3:-1} first=${4:-0}
+trials=${2:-200} seed=${3:-1} first=${4:-0} core=${5:-}
 limit=${LIMIT:-3600}
 
 # A cloud kernel has what it needs to boot built in, and is small. It is unpacked, not installed.
@@ -28,7 +28,7 @@ default trials
 prompt 0
 label trials
   kernel vmlinuz
-  append initrd=initrd.img console=ttyS0,115200 quiet mitigations=off nosmp lpj=100000 tsc=reliable acpi=off pci=off noapic nolapic clearcpuid=321,323 -- $trials $seed $first
+  append initrd=initrd.img console=ttyS0,115200 quiet mitigations=off nosmp lpj=100000 tsc=reliable acpi=off pci=off noapic nolapic clearcpuid=321,323 -- $trials $seed $first $core
 CONFIG
   xorriso -as mkisofs -quiet -o "$out/guest.iso" -b isolinux.bin -c boot.cat -no-emul-boot -boot-load-size 4 \
     -boot-info-table "$out/cd" 2>"$out/xorriso.log"

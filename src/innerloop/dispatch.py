@@ -21,7 +21,7 @@ from innerloop.checks import (
     refusal,
     serves,
 )
-from innerloop.kernels.native import CHUNK, Native, Values
+from innerloop.kernels.native import Native, Values
 from innerloop.kernels.operator import Options, is_plain
 from innerloop.kernels.portable import full_precision
 from innerloop.rule import Gates, Rule, State
@@ -258,6 +258,10 @@ def _long_step(
 def plan(
     rule: Rule,
     q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    state: State,
     constants: tuple[float, ...],
     *,
     scale: float | None,
@@ -268,9 +272,12 @@ def plan(
     """Say which path a call with these inputs takes, and why."""
     chosen = choose_form(rule, q.shape[1], form)
     size = check_options(rule, constants, scale, chunk_size, backend)
-    native = serves(rule, q, form, backend)
-    if native:
-        size = min(size, CHUNK)
+    native = rule.family.native if serves(rule, q, form, backend) and rule.family is not None else None
+    if native is not None:
+        args = (q, k, v, *gates.values(), *rule.state_tensors(state))
+        records = torch.is_grad_enabled() and _C._any_requires_grad(*args)
+        # Of rules with several writes a token, these are what a sequence has.
+        size = native.chunk_size(size, v.shape[1:-2].numel(), q.shape[-1], v.shape[-1], records)
     if form != "auto":
         why = f"form={form!r} was asked for"
     elif chosen == "recurrent":
@@ -279,6 +286,6 @@ def plan(
         why = f"T = {q.shape[1]}: the chunk form is parallel in time"
     asked = f"backend={backend!r} was asked for" if backend else refusal(rule, q, form) or "a native kernel serves it"
     return Plan(
-        rule.name, chosen, "cpu" if native else "torch", size if chosen == "chunk" and not rule.grows else None,
+        rule.name, chosen, "torch" if native is None else "cpu", size if chosen == "chunk" and not rule.grows else None,
         (why, asked),
     )  # fmt: skip

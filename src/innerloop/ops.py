@@ -300,6 +300,6 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Plan:
         return Plan(rule.name, "step", backend, None, ("one token is one step",))
     check_inputs(rule, q, k, v, gates, given["initial_state"], given["cu_seqlens"])
     return dispatch.plan(
-        rule, q, constants, scale=given["scale"], form=given["form"], chunk_size=given["chunk_size"],
-        backend=given["backend"],
+        rule, q, k, v, gates, given["initial_state"], constants, scale=given["scale"], form=given["form"],
+        chunk_size=given["chunk_size"], backend=given["backend"],
     )  # fmt: skip

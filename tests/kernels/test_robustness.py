@@ -192,6 +192,23 @@ def test_a_packed_sequence_does_not_depend_on_the_others(name):
 
 
 @pytest.mark.parametrize("name", SERVED)
+def test_a_sequence_without_tokens_hands_its_slope_on(name):
+    # A wide memory, chunks of one token and no trail: what is written in no place of its own lies over all the rest.
+    call = drawn(name, T=1, B=1, K=64, V=64, dtype=torch.float64)
+    axes = {"G": 4, "K": 64, "V": 64}
+    states = [torch.randn([3, *map(axes.get, letters)]).double() for letters in call.rule.states.values()]
+    call.state = call.rule.packed_state(states)
+    tracked = call.tracked()
+    values = outcome(call.rule, tracked.run(backend="cpu", cu_seqlens=torch.tensor([0, 0, 1, 1])))
+    inputs = tracked.rule.state_tensors(tracked.state)
+    for state, x, slope in zip(call.rule.states, inputs, states, strict=True):
+        (got,) = torch.autograd.grad(values[state], x, slope, retain_graph=True)
+        for empty in (0, 2):
+            assert torch.equal(values[state][empty], x[empty])
+            assert torch.equal(got[empty], slope[empty])
+
+
+@pytest.mark.parametrize("name", SERVED)
 def test_a_thread_count_gives_the_same_bits_every_time(name):
     call = drawn(name, B=3, K=33, V=40, state=True)
     threads = torch.get_num_threads()
@@ -252,26 +269,28 @@ def test_denormal_inputs_cost_no_more(name):
     call = drawn(name, T=128, K=64, V=64, state=True)
     tiny = call.map(lambda n, x: x * 1e-38 * 1e-3 if n == "v" or n in call.rule.states else x)
 
-    def least_seconds(some):
-        tracked, times = some.tracked(), []
-        for _ in range(9):
-            begin = time.thread_time()
-            (slope,) = [tracked.run(backend="cpu")[0]]
-            slope.backward(torch.full_like(slope, 1e-41))
-            times.append(time.thread_time() - begin)
-        return min(times)
+    def seconds(some, slope):
+        tracked = some.tracked()
+        begin = time.thread_time()
+        o = tracked.run(backend="cpu")[0]
+        o.backward(torch.full_like(o, slope))
+        return time.thread_time() - begin
 
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        assert least_seconds(tiny) < 1.8 * least_seconds(call)
+        # In turns: whatever else slows the machine down slows both.
+        least = [min(times) for times in zip(*[(seconds(tiny, 1e-41), seconds(call, 1.0)) for _ in range(9)], strict=True)]
+        assert least[0] < 3 * least[1]
     finally:
         torch.set_num_threads(threads)
     assert (torch.tensor([1e-40]) * 0.5).item() > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SERVED)
+QUICK = {"gated_delta_rule", "rwkv7"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SERVED])
 def test_65537_tokens_stay_exact(name):
     call = draw_call(name, T=65_537, B=1, H=1, G=1, K=8, V=8, dtype=torch.float32)
     for gate in call.rule.gates:

@@ -3,6 +3,9 @@
 from scripts.mutants.mutant import Mutant, contract, tests
 
 PLACE, CHUNK, TOKEN, BACKWARD = (f"kernels/cpu/{name}.h" for name in ("place", "chunk", "token", "backward"))
+CHANNEL_FORWARD, CHANNEL_BACKWARD = "kernels/cpu/channel_forward.h", "kernels/cpu/channel_backward.h"
+CHANNEL_TOKEN, MOMENTUM_TOKEN = "kernels/cpu/channel_token.h", "kernels/cpu/momentum_token.h"
+MOMENTUM_BACKWARD = "kernels/cpu/momentum_backward.h"
 PRODUCT, CONVERT, LIBRARY = "kernels/cpu/product.h", "kernels/cpu/convert.h", "kernels/cpu/library.cpp"
 VALUES = contract("gated_delta_rule", "chunk_equals_recurrent every_precision_meets_its_bar")
 EDGES = contract("gated_delta_rule", "edges_are_exact chunk_equals_recurrent")
@@ -18,6 +21,11 @@ BESIDE = tests(
 HALVES = tests("kernels/test_native.py", "test_half_types_are_read_and_rounded_as_torch_does")
 BOUNDS = tests("kernels/test_native.py", "test_bounds_outside_of_the_row_are_refused_even_behind_the_checks")
 ALONE = tests("kernels/test_robustness.py", "test_every_gradient_alone_is_that_of_the_token_loop")
+PACKED = tests("kernels/test_robustness.py", "test_a_packed_sequence_does_not_depend_on_the_others")
+CHANNEL = contract("kda", "chunk_equals_recurrent every_precision_meets_its_bar")
+CHANNEL_STEPS = contract("kda", "step_loop_equals_whole split_equals_whole")
+MOMENTUM = contract("momentum_delta_rule", "chunk_equals_recurrent every_precision_meets_its_bar")
+EMPTY = tests("kernels/test_robustness.py", "test_a_sequence_without_tokens_hands_its_slope_on")
 DENORMALS = tests("kernels/test_robustness.py", "test_denormal_inputs_cost_no_more")
 
 MUTANTS = (
@@ -153,5 +161,97 @@ MUTANTS = (
         "~FlushToZero() { _mm_setcsr(before); }",
         "~FlushToZero() {}",
         DENORMALS,
+    ),
+    Mutant(
+        "decays above the diagonal are an earlier chunk's",
+        CHUNK,
+        "for (int64_t s = seen; s < padded<T>(size); s += kLanes<T>) store(row + s, Vec<T>{});",
+        "",
+        BESIDE,
+    ),
+    Mutant("a row belongs to no tile", PRODUCT, "flat + (tile < taller)", "flat + (tile + 1 < taller)", VALUES),
+    Mutant(
+        "a turned triangle loses its diagonal",
+        PRODUCT,
+        "part == Part::upper_left ? row : 0",
+        "part == Part::upper_left ? row + 1 : 0",
+        VALUES,
+    ),
+    Mutant(
+        "a write's slope fades from the start",
+        BACKWARD,
+        "pulled ? x.chunk.ends : nullptr, 1, nullptr};",
+        "pulled ? x.chunk.carry : nullptr, 1, nullptr};",
+        VALUES,
+    ),
+    Mutant(
+        "the memory's slope fades by the first token alone",
+        BACKWARD,
+        "pulled ? &chunk.last : nullptr};",
+        "pulled ? chunk.carry : nullptr};",
+        VALUES,
+    ),
+    Mutant(
+        "packed sequences leave their trails in one place",
+        PLACE,
+        "(f.begin - h.bounds[0]) / f.C + f.sequence",
+        "(f.begin - h.bounds[0]) / f.C",
+        PACKED,
+    ),
+    Mutant(
+        "the memory at the last chunk's start is not left",
+        CHANNEL_FORWARD,
+        "T* after = i + 1 < chunks ? trail.state(i + 1) : call.final ? x.state : nullptr;",
+        "T* after = i + 2 < chunks ? trail.state(i + 1) : x.state;",
+        CHANNEL,
+    ),
+    Mutant(
+        "a trail is read a chunk too early",
+        CHANNEL_BACKWARD,
+        "x.trail.state(i);\n  const T* writes",
+        "x.trail.state(i > 1 ? i - 1 : i);\n  const T* writes",
+        CHANNEL,
+    ),
+    Mutant(
+        "an earlier chunk's writes are taken",
+        CHANNEL_BACKWARD,
+        "const T* writes = x.trail.update(i);",
+        "const T* writes = x.trail.update(i > 0 ? i - 1 : i);",
+        CHANNEL,
+    ),
+    Mutant(
+        "a channel fades as in the first block",
+        CHANNEL_FORWARD,
+        "before ? c.whole(f) : nullptr",
+        "before ? c.spans : nullptr",
+        CHANNEL,
+    ),
+    Mutant(
+        "a channel's slope fades as in the first block",
+        CHANNEL_BACKWARD,
+        "pulled ? c.whole(f) : nullptr, 1};",
+        "pulled ? c.spans : nullptr, 1};",
+        CHANNEL,
+    ),
+    Mutant(
+        "a step reads before the channels fade",
+        CHANNEL_TOKEN,
+        "multiply(q, q, c.keep, f.wide_k);",
+        "",
+        CHANNEL_STEPS,
+    ),
+    Mutant(
+        "both memories at the last chunk's start are not left",
+        MOMENTUM_TOKEN,
+        "T* after = i + 1 < chunks ? trail.state(i + 1) : call.final ? w.state : nullptr;",
+        "T* after = i + 2 < chunks ? trail.state(i + 1) : w.state;",
+        MOMENTUM,
+    ),
+    Mutant(
+        "a memory is put where an empty sequence has no room",
+        MOMENTUM_BACKWARD,
+        "if (begun && f.chunks())",
+        "if (begun)",
+        EMPTY,
     ),
 )

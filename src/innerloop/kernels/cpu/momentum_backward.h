@@ -57,7 +57,7 @@ template <class T>
 static void replay(WalkBack<T>& w, const Course<T>& f) {
   const MomentumCall& call = f.call;
   const bool begun = call.state || call.momentum;
-  if (begun) read_pair(f, call.state, call.momentum, w.trail.state(0));
+  if (begun && f.chunks()) read_pair(f, call.state, call.momentum, w.trail.state(0));
   for (int64_t i = 0; i < f.chunks(); ++i) {
     const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
     const T* start = i == 0 && !begun ? nullptr : w.trail.state(i);

@@ -69,6 +69,10 @@ class Native(Kernel):
         """
 
     @abstractmethod
+    def chunk_size(self, asked: int, length: int, key_width: int, width: int, records: bool) -> int:
+        """Return how many tokens a chunk takes, at most those asked for; ``records``: of a call with gradients."""
+
+    @abstractmethod
     def as_read(self, inputs: Sequence[Any], bounds: Tensor | None) -> list[Any]:
         """Return an operator's inputs and the bounds of packed sequences as kernels read them."""
 

@@ -29,7 +29,7 @@ from innerloop.kernels.native.library import (
 )
 from innerloop.shapes import compute_dtype
 
-CHUNK = 32
+_CHUNK = 32
 """Tokens a chunk, unless fewer were asked for: what fits beside the memory in a core's cache."""
 _LONG = 2048
 """Tokens beyond which a call with gradients takes chunks twice as large: half as many memories to keep."""
@@ -255,10 +255,14 @@ class Matrices(Native):
         inputs = {slot: x for slot, x in zip(self._slots, held, strict=False) if x is not None}
         return (*header, *self.fields.filled(whole, scale, inputs, slope, types or (0,) * self.fields.types))
 
+    def chunk_size(self, asked: int, length: int, key_width: int, width: int, records: bool) -> int:
+        """Return how many tokens a chunk takes, at most those asked for."""
+        long = self.long if key_width * width >= _LARGE else _LONG
+        return min(asked, 2 * _CHUNK if records and length > long else _CHUNK)
+
     def _chunk(self, held: Sequence[Any], options: Sequence[Any], gradients: bool) -> int:
         _, length, _, width = held[2].shape
-        long = self.long if held[1].shape[3] * width >= _LARGE else _LONG
-        return min(options[3], 2 * CHUNK if gradients and length > long else CHUNK)
+        return self.chunk_size(options[3], length, held[1].shape[3], width, gradients)
 
 
 def _rows(held: Sequence[Any]) -> int:
