@@ -24,6 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "odd widths": {"width": 21, "layer_options": {"gated_delta_rule": {"key_width": 5, "value_width": 7, "taps": 3}}},
     "no feed-forward": {"feed_forward_width": 0},
     "untied": {"tied": False, "feed_forward_width": 17},
+    "delta": {"pattern": "delta_rule+delta_rule(output_gate=true,allow_neg_eigval=true)"},
     "among others": {"pattern": "mamba2+gated_delta_rule+attention(window=4)+attention"},
     "others alone": {"pattern": "kda+mesa"},
 }
