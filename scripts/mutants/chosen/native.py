@@ -3,6 +3,7 @@
 from scripts.mutants.mutant import Mutant, contract, tests
 
 PLACE, CHUNK, TOKEN, BACKWARD = (f"kernels/cpu/{name}.h" for name in ("place", "chunk", "token", "backward"))
+MAPS = "kernels/cpu/linear.h"
 PRODUCT, CONVERT, LIBRARY = "kernels/cpu/product.h", "kernels/cpu/convert.h", "kernels/cpu/library.cpp"
 VALUES = contract("gated_delta_rule", "chunk_equals_recurrent every_precision_meets_its_bar")
 EDGES = contract("gated_delta_rule", "edges_are_exact chunk_equals_recurrent")
@@ -18,6 +19,8 @@ BESIDE = tests(
 HALVES = tests("kernels/test_native.py", "test_half_types_are_read_and_rounded_as_torch_does")
 BOUNDS = tests("kernels/test_native.py", "test_bounds_outside_of_the_row_are_refused_even_behind_the_checks")
 ALONE = tests("kernels/test_robustness.py", "test_every_gradient_alone_is_that_of_the_token_loop")
+LINEAR = tests("kernels/test_series.py", "test_linear_maps_are_those_of_float64")
+GATES = tests("kernels/test_series.py", "test_gates_are_those_of_float64")
 DENORMALS = tests("kernels/test_robustness.py", "test_denormal_inputs_cost_no_more")
 
 MUTANTS = (
@@ -154,4 +157,10 @@ MUTANTS = (
         "~FlushToZero() {}",
         DENORMALS,
     ),
+    Mutant("a row's last numbers are left out", MAPS, "j = i; j < width; ++j", "j = i; j + 1 < width; ++j", LINEAR),
+    Mutant("beyond four tokens the first ones come again", MAPS, "x += kTokens * width, ", "", LINEAR),
+    Mutant("a map adds to nothing", MAPS, "adds ? to[t * step] + total : total", "to[t * step] + total", LINEAR),
+    Mutant("the second map begins where the first ended", MAPS, "job -= jobs, ++map", "++map", LINEAR),
+    Mutant("a decay overflows", MAPS, "raised > 0 ? -raised : raised", "-raised", GATES),
+    Mutant("silu forgets its numbers past a vector", MAPS, "other ? other[at] : 1.0", "1.0", GATES),
 )
