@@ -16,7 +16,7 @@ FUZZ = OMP_NUM_THREADS=1 $(BIN)/python -m scripts.fuzz --count $(COUNT) $(if $(S
 # What a watched library is put through: everything that only kernels can get wrong, and the contract.
 SANITIZED = tests/kernels/test_native.py tests/kernels/test_series.py tests/kernels/test_robustness.py tests/rules/test_contract.py
 
-.PHONY: help report reproduce reproduce-check screenshots picture test test-slow check docs bench fuzz sanitize wheel-test emulate kill-test mutants mutants-generic clean
+.PHONY: help report reproduce reproduce-check screenshots picture test test-slow check docs bench fuzz scoreboard sanitize wheel-test emulate kill-test mutants mutants-generic clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -58,6 +58,12 @@ bench: $(SETUP)  ## the kernels against the alternatives (ten minutes), as docs/
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,bench]"
 	mkdir -p benchmarks/results
 	$(BIN)/innerloop bench --json benchmarks/results --page docs/benchmarks.md
+
+scoreboard: $(SETUP)  ## every layer, ten epochs, three seeds, on INNERLOOP_DATA (37 hours of one core; goes on where it stopped)
+	$(BIN)/innerloop compare $(INNERLOOP_DATA) --out benchmarks/scoreboard --seeds 3 --tokenizer pairs --vocabulary 1027 \
+		--width 128 --heads 2 --depth 2 --set feed_forward_width=256 --set tied=false --set dropout=0.3 --hold-out 0.2 \
+		--steps 490 --batch 1024 --length 32 --rate 3e-4 --train-set stride=1 --train-set part=64 \
+		--train-set weight_decay=0.0 --train-set beta2=0.999 --train-set final_rate=1.0 --train-set warmup=0
 
 fuzz: $(SETUP)  ## COUNT random calls (20,000: minutes) against the token loop
 	$(FUZZ)

@@ -61,7 +61,7 @@ def test_nothing_beside_a_map_is_read_or_written() -> None:
     assert around[[0, 1, 3, 4]].isnan().all() and room[[0, 2]].isnan().all()
 
 
-EDGES = [0.0, -0.0, 1e-30, -1e-3, 0.5, -20.0, 20.5, 88.0, -88.0, 300.0, -300.0, 1e30, -1e30, math.inf]
+EDGES = [0.0, -0.0, 7.25, 1e-30, -1e-3, 0.5, -20.0, 20.5, 88.0, -88.0, 300.0, -300.0, 1e30, -1e30, math.inf]
 
 
 def test_gates_are_those_of_float64() -> None:

@@ -24,6 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "odd widths": {"width": 21, "layer_options": {"gated_delta_rule": {"key_width": 5, "value_width": 7, "taps": 3}}},
     "no feed-forward": {"feed_forward_width": 0},
     "untied": {"tied": False, "feed_forward_width": 17},
+    "delta": {"pattern": "delta_rule+delta_rule(output_gate=true,allow_neg_eigval=true)"},
     "among others": {"pattern": "mamba2+gated_delta_rule+attention(window=4)+attention"},
     "others alone": {"pattern": "kda+mesa"},
 }
@@ -51,6 +52,7 @@ def test_a_decoder_gives_the_logits_of_the_model_in_float64(name: str, rows: int
         assert made is not None
         before = state.clone()
         got = torch.stack([made(tokens[:, t]).clone() for t in range(5, 12)], 1)
+        assert made.state.position.tolist() == made.state.position.tolist() == [12] * rows
     torch.testing.assert_close(got.double(), wanted[:, 5:], rtol=0, atol=1e-5 * wanted.abs().max().item())
     for mine, theirs in zip(made.state.layers, after.layers, strict=True):
         for (name, x), y in zip(mine.named().items(), theirs.named().values(), strict=True):

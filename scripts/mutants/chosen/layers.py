@@ -183,4 +183,18 @@ MUTANTS = (
         "",
         tests("nn/test_contract.py", "test_any_split_equals_the_whole[MesaNet-cuts3]") + paper("MesaNet"),
     ),
+    Mutant(
+        "dropout drops too few",
+        "nn/dropout.py",
+        "dropped - _STEPS // 2, out=found",
+        "dropped - _STEPS // 2 - 2000, out=found",
+        tests("nn/test_dropout.py", "test_numbers_are_dropped_or_scaled_at_the_chance"),
+    ),
+    Mutant(
+        "four neighbours share a number",
+        "nn/dropout.py",
+        "drawn.view(torch.int16)[:count]",
+        "drawn.view(torch.int16)[::4].repeat_interleave(4)[:count]",
+        tests("nn/test_dropout.py", "test_numbers_are_dropped_or_scaled_at_the_chance"),
+    ),
 )

@@ -6,6 +6,7 @@ PLACE, CHUNK, TOKEN, BACKWARD = (f"kernels/cpu/{name}.h" for name in ("place", "
 CHANNEL_FORWARD, CHANNEL_BACKWARD = "kernels/cpu/channel_forward.h", "kernels/cpu/channel_backward.h"
 CHANNEL_TOKEN, MOMENTUM_TOKEN = "kernels/cpu/channel_token.h", "kernels/cpu/momentum_token.h"
 MOMENTUM_BACKWARD = "kernels/cpu/momentum_backward.h"
+MAPS = "kernels/cpu/linear.h"
 PRODUCT, CONVERT, LIBRARY = "kernels/cpu/product.h", "kernels/cpu/convert.h", "kernels/cpu/library.cpp"
 VALUES = contract("gated_delta_rule", "chunk_equals_recurrent every_precision_meets_its_bar")
 EDGES = contract("gated_delta_rule", "edges_are_exact chunk_equals_recurrent")
@@ -26,6 +27,8 @@ CHANNEL = contract("kda", "chunk_equals_recurrent every_precision_meets_its_bar"
 CHANNEL_STEPS = contract("kda", "step_loop_equals_whole split_equals_whole")
 MOMENTUM = contract("momentum_delta_rule", "chunk_equals_recurrent every_precision_meets_its_bar")
 EMPTY = tests("kernels/test_robustness.py", "test_a_sequence_without_tokens_hands_its_slope_on")
+LINEAR = tests("kernels/test_series.py", "test_linear_maps_are_those_of_float64")
+GATES = tests("kernels/test_series.py", "test_gates_are_those_of_float64")
 DENORMALS = tests("kernels/test_robustness.py", "test_denormal_inputs_cost_no_more")
 
 MUTANTS = (
@@ -254,4 +257,10 @@ MUTANTS = (
         "if (begun)",
         EMPTY,
     ),
+    Mutant("a row's last numbers are left out", MAPS, "j = i; j < width; ++j", "j = i; j + 1 < width; ++j", LINEAR),
+    Mutant("beyond four tokens the first ones come again", MAPS, "x += kTokens * width, ", "", LINEAR),
+    Mutant("a map adds to nothing", MAPS, "adds ? to[t * step] + total : total", "to[t * step] + total", LINEAR),
+    Mutant("the second map begins where the first ended", MAPS, "job -= jobs, ++map", "++map", LINEAR),
+    Mutant("a decay overflows", MAPS, "raised > 0 ? -raised : raised", "-raised", GATES),
+    Mutant("silu forgets its numbers past a vector", MAPS, "other ? other[at] : 1.0", "1.0", GATES),
 )

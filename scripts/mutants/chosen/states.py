@@ -94,4 +94,11 @@ MUTANTS = (
         "        failed = (torch.linalg.cholesky_ex(mended).info > 0).any().expand(mended.shape)[..., :1, :1]\n",
         tests(PACKING, "test_a_row_of_nan_is_its_own[recursive_least_squares]"),
     ),
+    Mutant(
+        "a file's metadata stand in any order",
+        "states.py",
+        "        _settle(partial)\n",
+        "",
+        tests("states/test_states.py", "test_the_same_tensors_make_the_same_file"),
+    ),
 )

@@ -13,7 +13,7 @@ from innerloop.kernels.native.series import MOST, Series, present
 from innerloop.kernels.operator import is_plain
 from innerloop.lm.block import Block, FeedForward
 from innerloop.lm.state import State
-from innerloop.nn import RWKV7, GatedDeltaNet, Layer, LayerState
+from innerloop.nn import RWKV7, DeltaNet, GatedDeltaNet, Layer, LayerState
 from innerloop.nn.convolution import ShortConvolution
 from innerloop.nn.dropout import Dropout
 from innerloop.nn.gates import Decay, GateProjection
@@ -25,7 +25,7 @@ from innerloop.nn.written import Written, served
 if TYPE_CHECKING:
     from innerloop.lm.model import LanguageModel
 
-_LAYERS = (GatedDeltaNet,)
+_LAYERS = (DeltaNet, GatedDeltaNet)
 """What is written down whole; other layers are called as they are, between what is around them."""
 _PARTS = (
     *_LAYERS, Block, FeedForward, Streams, ShortConvolution, GateProjection, Decay, RMSNorm, Projection, Dropout,

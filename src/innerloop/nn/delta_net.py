@@ -5,11 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from innerloop import ops
+from innerloop.kernels.native.series import Series
 from innerloop.nn.gates import GateProjection
 from innerloop.nn.layer import Layer, Turn
 from innerloop.nn.norms import RMSNorm
 from innerloop.nn.projections import Projection, heads, value_heads_of, width_of_heads
+from innerloop.nn.state import LayerState
 from innerloop.nn.streams import Streams
+from innerloop.nn.written import written_step
 
 
 class DeltaNet(Layer):
@@ -74,3 +77,15 @@ class DeltaNet(Layer):
         o = turn.read(ops.delta_rule, q, k, v, beta=beta, use_qk_l2norm_in_kernel=True)
         z = None if self.gate is None else heads(self.gate(x), self.value_heads)
         return self.output(self.norm(o, z).flatten(-2))
+
+    def write(self, series: Series, x: Tensor, state: LayerState, stream: Tensor) -> None:
+        """Write down ``mix`` for one token, whose output is added to the stream."""
+        parts = len(self.streams.weights)
+        more = [self.b.weight, *([] if self.gate is None else [self.gate.weight])]
+        mapped = series.linear(x, [*self.streams.weights, *more])
+        q, k, v = self.streams.write(series, mapped[:parts], state)
+        b, *z = mapped[parts:]
+        q, k, v = heads(q, self.heads), heads(k, self.heads), heads(v, self.value_heads)
+        o = written_step(series, self.rule, q, k, v, {"beta": series.sigmoid(b, self.strongest)}, state, unit=True)
+        o = series.norm(o, self.norm.weight, self.norm.eps, *(heads(gate, self.value_heads) for gate in z))
+        series.linear(o.flatten(1), [self.output.weight], add_to=stream)

@@ -188,7 +188,7 @@ class Matrices(Native):
         return out, after
 
     def written(
-        self, held: Sequence[Tensor], states: Sequence[Tensor], out: Tensor, scale: float, unit: bool
+        self, held: Sequence[Tensor | None], states: Sequence[Tensor], out: Tensor, scale: float, unit: bool
     ) -> list[float]:
         """Return all fields of a call for one token ``[B, 1, ...]``, which overwrites the states."""
         fields = list(self._fields([*held, *states, None], (None, scale, unit, 1), False, None))

@@ -128,7 +128,8 @@ class Series:
     ) -> Tensor:
         """Write ``[N, H, K]`` and ``[N, G, V]`` into states ``[N, G, K, V]``, which become those after, and read."""
         out = self.room(v.shape[1:].numel()).view(v.shape)
-        held = [x[:, None] for x in (q, k, v, *(gates[name] for name in native.gates))]
+        tokens = (q, k, v, *(gates.get(name) for name in native.gates))
+        held = [x if x is None else x[:, None] for x in tokens]
         self._held.append((held, states))
         self._add(native.core, *native.written(held, states, out, scale, unit))
         return out
