@@ -20,8 +20,8 @@ STEPS = 500
 ACCURACY = 0.320
 BAND = (0.2, 0.45)
 LAYER_BAND = (0.2, 0.55)
-"""The layer's convolution has SiLU behind it, and its block learns to use what the window shows beside the last pair: the
-value before it, which is that of the pair before. Who knows both, and guesses else, answers (1 + 1) / 4 and chance."""
+"""The layer's block learns to use what the window shows beside the last pair: the value before it, which is that of the
+pair before. Who knows both answers one half, and what guessing adds."""
 
 
 def run(settings: Settings) -> Result:
@@ -101,8 +101,8 @@ EXPERIMENT = Experiment(
     setting=f"C1's block and data, the query going straight to the feed-forward block; {STEPS} steps, seeds 1 to 3. "
     "The same of the library's layer, whose memory is then the identity.",
     band=f"Accuracy from {BAND[0]} to {BAND[1]} on every seed (.320 printed, at seed 1), and the last pair answered "
-    f"more than twice as well as any other. The layer from {LAYER_BAND[0]} to {LAYER_BAND[1]}, for it also uses the value "
-    "before the last pair, which its window shows; the pairs before that half as well as the last at most.",
+    f"more than twice as well as any other. The layer from {LAYER_BAND[0]} to {LAYER_BAND[1]}, for it also uses the "
+    "value before the last pair, which its window shows; the pairs before that half as well as the last at most.",
     run=run,
     check=check,
     tables=tables,
