@@ -39,7 +39,7 @@ LEAST = 4 * CHANCE
 
 
 def draw(batch: int, writes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw lists in which each of three keys is written ``writes`` times, then one is asked: its last value is right."""
+    """Draw lists that write each of three keys ``writes`` times, then ask for the last value of one."""
     keys = torch.stack([torch.randperm(KEYS, generator=generator)[:PAIRS] for _ in range(batch)])
     order = torch.stack([torch.randperm(PAIRS * writes, generator=generator) % PAIRS for _ in range(batch)])
     values = torch.randint(VALUES, order.shape, generator=generator)
@@ -151,8 +151,9 @@ EXPERIMENT = Experiment(
     f"value; innerloop.nn.Titans at width {WIDTH}, memory before a window of {OPTIONS['window']} tokens (mal), "
     f"mini-batches of {OPTIONS['mini_batch']}; {STEPS} steps of Adam at {RATE}, seeds 1 and 2. Quick: {QUICK_STEPS} "
     "steps, seed 1, three layers.",
-    band=f"The whole layer recalls at least {LEAST}, four times chance, on every seed, and more than without convolutions; quick: its loss "
-    "falls by a twentieth. The other parts are shown, with no band: on this task some are worth little.",
+    band=f"The whole layer recalls at least {LEAST}, four times chance, on every seed, and on average more than without "
+    "convolutions; quick: its loss falls by a twentieth. The other parts are shown, with no band: on this task some are "
+    "worth little.",
     run=run,
     check=check,
     tables=tables,
