@@ -151,9 +151,9 @@ EXPERIMENT = Experiment(
     f"value; innerloop.nn.Titans at width {WIDTH}, memory before a window of {OPTIONS['window']} tokens (mal), "
     f"mini-batches of {OPTIONS['mini_batch']}; {STEPS} steps of Adam at {RATE}, seeds 1 and 2. Quick: {QUICK_STEPS} "
     "steps, seed 1, three layers.",
-    band=f"The whole layer recalls at least {LEAST}, four times chance, on every seed, and on average more than without "
-    "convolutions; quick: its loss falls by a twentieth. The other parts are shown, with no band: on this task some are "
-    "worth little.",
+    band=f"The whole layer recalls at least {LEAST}, four times chance, on every seed, and on average more than "
+    "without convolutions; quick: its loss falls by a twentieth. The other parts are shown, with no band: on this task "
+    "some are worth little.",
     run=run,
     check=check,
     tables=tables,
