@@ -74,7 +74,7 @@ def fine(name):
         rows = [
             {"name": part, "seed": seed, "loss": [2.7] + [0.3] * 9, "accuracy": [0.97, 0.95, 0.9]}
             for part in c07.PARTS
-            for seed in c07.SEEDS
+            for seed in c07.SEEDS[:1]
         ]
         for row in rows:
             row["accuracy"] = [0.4] * 3 if row["name"] == "no convolution" else row["accuracy"]
@@ -92,7 +92,7 @@ def fine(name):
         ("C5", ("changed", "no convolution"), 0.9),
         ("C5", ("changed", "the raw value as target"), 0.5),
         ("C5", ("gates", "rate"), [0.5, 0.5, 0.5]),
-        ("C7", ("rows", 0, "accuracy"), [0.9, 0.5, 0.5]),
+        ("C7", ("rows", 0, "accuracy"), [0.9, 0.45, 0.4]),
         ("C7", ("rows", 0, "loss"), [2.7] * 10),
         ("C7", ("rows",), []),
         ("C7", ("rows", -1, "name"), c07.FULL),
