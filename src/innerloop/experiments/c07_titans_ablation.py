@@ -53,10 +53,12 @@ def build(name: str) -> LayerRecall:
     """Return the layer with a part taken out, between an embedding and a feed-forward block."""
     layer = Titans(WIDTH, 1, **{**OPTIONS, **PARTS[name]})
     if name == "no forgetting":
+        offset = layer.gates.alpha.offset
+        assert offset is not None
         for parameter in layer.gates.alpha.parameters():
             parameter.requires_grad_(False)
         with torch.no_grad():
-            layer.gates.alpha.offset.fill_(-torch.inf)
+            offset.fill_(-torch.inf)
     return LayerRecall(KEYS + VALUES, VALUES, layer)
 
 
