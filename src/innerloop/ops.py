@@ -140,6 +140,7 @@ def run(
             cu_seqlens=cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, form=form, chunk_size=chunk_size,
             backend=backend, **gates,
         )  # fmt: skip
+    assert not isinstance(rule, NetworkRule)
     rule = get(rule)
     taken, constants = take_gates(rule, gates)
     return dispatch.call(
@@ -210,6 +211,7 @@ def step(
     """
     if (network := find(rule)) is not None:
         return _network_step(network, q, k, v, state, scale, use_qk_l2norm_in_kernel, overwrite_state, gates)
+    assert not isinstance(rule, NetworkRule)
     rule = get(rule)
     taken, constants = take_gates(rule, gates)
     return dispatch.step(

@@ -1,13 +1,20 @@
-"""C6: every variant trains a step, and the check would notice a layer that does not recall."""
+"""C5 to C8: every variant trains a step, and the checks would notice a layer that does not recall."""
 
 import copy
+import functools
+import json
 
 import pytest
 import torch
+from matplotlib.figure import Figure as Canvas
 
 from innerloop import experiments
+from innerloop.experiments import c05_tinkerings as c05
 from innerloop.experiments import c06_beyond as c06
+from innerloop.experiments import c07_titans_ablation as c07
+from innerloop.experiments import c08_new_recipes as c08
 from innerloop.experiments.blocks.hope_layer import answered, train_layer
+from innerloop.experiments.experiment import Settings
 
 C6 = experiments.load("C6")
 
@@ -53,3 +60,91 @@ def test_the_check_notices_a_layer_that_forgets(row, place, share):
 def test_the_check_notices_a_layer_that_is_missing():
     with pytest.raises(AssertionError, match="was not trained"):
         C6.check({"rows": held()["rows"][3:]})
+
+
+def fine(name):
+    """Return a result of a full run in which all is well."""
+    if name == "C5":
+        return {
+            "filled": {"4": 1.0, "8": 0.8, "16": 0.3, "32": 0.1},
+            "changed": dict(zip(c05.CHANGES, (0.3, 1.0), strict=True)),
+            "gates": {"tokens": ["k1", "v2", "k1"], "rate": [0.1, 0.9, 0.5], "keep": [0.9, 0.8, 0.9]},
+        }
+    if name == "C7":
+        rows = [
+            {"name": part, "seed": seed, "loss": [2.7] + [0.3] * 9, "accuracy": [0.97, 0.95, 0.9]}
+            for part in c07.PARTS
+            for seed in c07.SEEDS[:1]
+        ]
+        for row in rows:
+            row["accuracy"] = [0.4] * 3 if row["name"] == "no convolution" else row["accuracy"]
+        return {"steps": c07.STEPS, "rows": rows}
+    rows = [{"name": n, "steps": s, "loss": [2.5, 0.1], "accuracy": 0.95} for n, s in c08.STEPS.items()]
+    return {"rows": rows}
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("C5", ("filled", "4"), 0.9),
+        ("C5", ("filled", "16"), 0.9),
+        ("C5", ("filled",), {"4": 1.0, "8": 0.8}),
+        ("C5", ("changed", "no convolution"), 0.9),
+        ("C5", ("changed", "the raw value as target"), 0.5),
+        ("C5", ("gates", "rate"), [0.5, 0.5, 0.5]),
+        ("C7", ("rows", 0, "accuracy"), [0.9, 0.45, 0.4]),
+        ("C7", ("rows", 0, "loss"), [2.7] * 10),
+        ("C7", ("rows",), []),
+        ("C7", ("rows", -1, "name"), c07.FULL),
+        ("C8", ("rows", 1, "accuracy"), 0.8),
+        ("C8", ("rows",), []),
+        ("C8", ("rows", 0), {"name": next(iter(c08.STEPS)), "steps": c08.QUICK_STEPS, "loss": [1.0], "accuracy": 0.1}),
+    ],
+)
+def test_the_checks_notice_what_does_not_hold(name, path, value):
+    result = fine(name)
+    experiments.load(name).check(json.loads(json.dumps(result)))
+    *way, last = path
+    functools.reduce(lambda inner, key: inner[key], way, result)[last] = value
+    with pytest.raises(AssertionError, match=r"\d"):
+        experiments.load(name).check(result)
+
+
+@pytest.mark.parametrize("name", ["C5", "C7", "C8"])
+def test_short_runs_report_progress_and_are_shown(name, monkeypatch):
+    for module, options in (
+        (c05, {"STEPS": 2, "BLOCK_STEPS": 3}), (c07, {"QUICK_STEPS": 2}), (c08, {"QUICK_STEPS": 2}),
+    ):  # fmt: skip
+        for option, value in options.items():
+            monkeypatch.setattr(module, option, value)
+    seen, experiment = [], experiments.load(name)
+    result = json.loads(json.dumps(experiment.run(Settings(quick=True, progress=seen.append))))
+    assert seen == sorted(seen)
+    assert seen[-1] == pytest.approx(1.0)
+    with pytest.raises(AssertionError):
+        experiment.check(result)
+    for table in experiment.tables(result):
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+    for figure in experiment.figures(result):
+        panels = [Canvas().add_subplot() for _ in range(figure.panels)]
+        figure.draw(*panels)
+        assert all(axes.get_title() and axes.get_xlabel() for axes in panels)
+
+
+def test_lists_ask_for_the_value_that_was_written_last():
+    sequence, answer = c07.draw(20, 3, torch.Generator().manual_seed(0))
+    for tokens, right in zip(sequence.tolist(), answer.tolist(), strict=True):
+        *listed, asked = tokens
+        pairs = list(zip(listed[::2], listed[1::2], strict=True))
+        assert sorted(key for key, _ in pairs) == sorted(3 * list({key for key, _ in pairs}))
+        assert dict(pairs)[asked] == c07.KEYS + right
+
+
+def test_without_forgetting_nothing_is_forgotten_and_training_leaves_it_so():
+    layer = c07.build("no forgetting").layer
+    x = torch.randn(2, 5, c07.WIDTH)
+    assert not layer.gates(x)["alpha"].any()
+    y, _ = layer(x)
+    y.sum().backward()
+    assert all(p.grad is None for p in layer.gates.alpha.parameters())
+    assert layer.gates.theta.weight.grad.isfinite().all()

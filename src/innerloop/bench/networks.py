@@ -85,8 +85,11 @@ def titans_op(workload: Workload, form: Form = "chunk") -> Work:
     q, k, v, theta, eta, alpha, first, second = leaves = [
         x.requires_grad_() for x in (q, k, v, theta, eta, alpha, *weights)
     ]
-    gates = {"theta": theta, "eta": eta, "alpha": alpha}
-    return _both(lambda: ops.titans(q, k, v, **gates, weights=(first, second), form=form)[0], leaves)
+
+    def answer() -> Tensor:
+        return ops.titans(q, k, v, theta=theta, eta=eta, alpha=alpha, weights=(first, second), form=form)[0]
+
+    return _both(answer, leaves)
 
 
 def titans_loop(workload: Workload) -> Work:
@@ -122,8 +125,12 @@ def ttt_op(workload: Workload, form: Form = "chunk") -> Work:
     q, k, v = (torch.randn(B, T, H, K, generator=generator) for _ in range(3))
     lr, weight = torch.rand(B, T, H, generator=generator) / K, 0.02 * torch.randn(H, K, K, generator=generator)
     q, k, v, lr, weight, bias = leaves = [x.requires_grad_() for x in (q, k, v, lr, weight, torch.zeros(H, K))]
-    norm = {"norm_weight": torch.ones(H, K), "norm_bias": torch.zeros(H, K)}
-    return _both(lambda: ops.ttt(q, k, v, lr=lr, weights=(weight, bias), form=form, **norm)[0], leaves)
+    scale, shift = torch.ones(H, K), torch.zeros(H, K)
+
+    def answer() -> Tensor:
+        return ops.ttt(q, k, v, lr=lr, weights=(weight, bias), norm_weight=scale, norm_bias=shift, form=form)[0]
+
+    return _both(answer, leaves)
 
 
 def ttt_loop(workload: Workload) -> Work:

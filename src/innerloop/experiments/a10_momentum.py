@@ -48,10 +48,13 @@ def network_deviation(generator: torch.Generator) -> float:
     q, k, v = (torch.randn(2, 60, 2, width, generator=generator, dtype=torch.float64) for width in (12, 12, 9))
     k = k / k.norm(dim=-1, keepdim=True)
     theta, eta, alpha = torch.rand(3, 2, 60, 2, generator=generator, dtype=torch.float64)
-    gates = {"theta": theta, "eta": eta, "alpha": alpha}
     weights = torch.zeros(2, 12, 9, dtype=torch.float64)
-    truth, end = ops.momentum_delta_rule(q, k, v, **gates, output_final_state=True, form="recurrent")
-    o, state = ops.titans(q, k, v, **gates, weights=(weights,), mini_batch=1, output_final_state=True)
+    truth, end = ops.momentum_delta_rule(
+        q, k, v, theta=theta, eta=eta, alpha=alpha, output_final_state=True, form="recurrent"
+    )
+    o, state = ops.titans(
+        q, k, v, theta=theta, eta=eta, alpha=alpha, weights=(weights,), mini_batch=1, output_final_state=True
+    )
     assert state is not None and end is not None
     return max(testing.error(o, truth), testing.error(state.weights[0], end.S), testing.error(state.momentum[0], end.U))
 

@@ -145,5 +145,5 @@ EXPERIMENT = Experiment(
     tables=tables,
     figures=figures,
     seconds=3600,
-    quick_seconds=90,
+    quick_seconds=120,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,12 +56,12 @@ def run(settings: Settings) -> Result:
     return {"filled": filled, "changed": changed, "gates": _gates(told)}
 
 
-@torch.no_grad()
-def _gates(told: Any) -> dict[str, Any]:  # ruff: ignore[any-type] - a function of a fraction
+def _gates(told: Callable[[float], None]) -> dict[str, Any]:
     """Return the rate and the keep of C1's block at every token of the list that C4 watches."""
     block, _ = train(SEED, BLOCK_STEPS, progress=told)
     sequence, _ = draw(1, PAIRS, torch.Generator().manual_seed(123))
-    rate, keep = block.gates(sequence)
+    with torch.no_grad():
+        rate, keep = block.gates(sequence)
     return {
         "tokens": [spell(token) for token in sequence[0].tolist()], "rate": rate[0].tolist(), "keep": keep[0].tolist()
     }  # fmt: skip
