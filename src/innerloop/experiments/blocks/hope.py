@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,12 +36,12 @@ class HopeBlock(nn.Module):
         read = self._remember(x + mixed) if self.memory else self._answer_query(x + mixed)
         return self.head(self.feed_forward(read))
 
-    def writes(self, sequence: Tensor) -> dict[str, Tensor]:
+    def writes(self, sequence: Tensor) -> dict[str, Any]:
         """Return what the memory is given for ``sequence`` ``[B, T]``, by the names that the rule has for it."""
         x = self.embedding(sequence)
         return self._written(x + self.convolution(x.mT)[..., : sequence.shape[1]].mT)
 
-    def _written(self, x: Tensor) -> dict[str, Tensor]:
+    def _written(self, x: Tensor) -> dict[str, Any]:
         q, k = F.normalize(self.query(x), dim=-1), F.normalize(self.key(x), dim=-1)
         # The document keeps with alpha and learns with eta; we forget with alpha and learn with theta. Its update
         # takes the error at the memory before forgetting, which is the momentum rule without momentum.
