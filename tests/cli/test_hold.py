@@ -10,8 +10,8 @@ from innerloop.report.record import Record
 
 def record(name, verdict="passed", message=""):
     return Record(
-        name=name, key="k", verdict=verdict, message=message, traceback="", result={}, seconds=1.0, quick=False, data="",
-        command="", finished="", torch="", commit=None, machine={},
+        name=name, key="k", verdict=verdict, message=message, traceback="", result={}, seconds=1.0, quick=False,
+        data="", command="", finished="", torch="", commit=None, machine={},
     )  # fmt: skip
 
 

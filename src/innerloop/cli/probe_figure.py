@@ -34,9 +34,10 @@ def lengths(rows: Sequence[Sequence[Row]], task: Task, axes: Axes) -> None:
     """Draw the last answer's score against the length, a line a layer, with the spread of its seeds."""
     for place, summary in enumerate(ordered([summarised(found) for found in rows])):
         tokens = [task.longer(int(factor)).length for factor in summary.last]
-        style = {"color": f"C{place % 6}", "label": _short(summary.layer)} if place < _NAMED else {"color": "#808080"}
+        named = place < _NAMED
+        colour, label = (f"C{place % 6}", _short(summary.layer)) if named else ("#808080", None)
         means, spreads = list(summary.last.values()), list(summary.last_spreads.values())
-        axes.errorbar(tokens, means, yerr=spreads, marker="o", **style)
+        axes.errorbar(tokens, means, yerr=spreads, marker="o", color=colour, label=label)
     axes.axvline(task.length, color="#808080", linestyle=":", linewidth=1)
     axes.axhline(task.chance, color="#808080", linestyle="--", linewidth=1)
     axes.set(xlabel="tokens (dotted: as trained)", ylabel="score of the last answer", xscale="log", title=task.name)

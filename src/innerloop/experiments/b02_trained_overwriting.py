@@ -25,7 +25,7 @@ def run(settings: Settings) -> Result:
     repeats, epochs, seeds = (
         (QUICK_REPEATS, QUICK_EPOCHS, QUICK_SEEDS) if settings.quick else (REPEATS, EPOCHS, SEEDS)
     )
-    kinds = [(write, R, seed) for seed in seeds for R in repeats for write in WRITES]
+    kinds: list[tuple[Write, int, int]] = [(write, R, seed) for seed in seeds for R in repeats for write in WRITES]
     rows = []
     for number, (write, R, seed) in enumerate(kinds):
 
@@ -71,7 +71,8 @@ def tables(result: Result) -> list[Table]:
 
 
 def _draw(result: Result, axes: Axes) -> None:
-    for write, label, colour in (("delta", "delta write", "C1"), ("hebbian", "additive write", "C0")):
+    lines: tuple[tuple[Write, str, str], ...] = (("delta", "delta write", "C1"), ("hebbian", "additive write", "C0"))
+    for write, label, colour in lines:
         for R in result["repeats"]:
             found = recalls(result, write, R)
             axes.plot([R] * len(found), found, "o", color=colour, alpha=0.7, label=label if R == 2 else None)

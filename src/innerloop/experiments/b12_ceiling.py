@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ def spectrum(rung: Rung, count: int = 400) -> dict[str, float]:
     k = torch.randn(count, *([many] if many else []), 1, width, generator=generator, dtype=torch.float64)
     k = k / k.norm(dim=-1, keepdim=True)
     tail = {"g": (1, width), "beta": (many, 1) if many else (1,)}
-    gates = {name: uniform(low, high, count, *tail[name]) for name, low, high in rung.gates}
+    gates: dict[str, Any] = {name: uniform(low, high, count, *tail[name]) for name, low, high in rung.gates}
     start = torch.eye(width, dtype=torch.float64).expand(count, 1, -1, -1)
     nothing = torch.zeros_like(k)
     q = k[:, 0] if many else k

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from innerloop import ops
+from innerloop.checks import Form
 from innerloop.data.tasks import Capacity
 from innerloop.experiments.blocks.overwriting import Write, trained_recall
 from innerloop.experiments.experiment import Experiment, Figure, Result, Settings, Table
@@ -74,7 +75,7 @@ def capacity(generator: torch.Generator) -> dict[str, list[float]]:
 
 
 def _error(name: str, gates: dict[str, float], k: Tensor, v: Tensor) -> float:
-    given = {g: x if g == "ridge" else torch.full((1, len(k), 1), x).double() for g, x in gates.items()}
+    given: dict[str, Any] = {g: x if g == "ridge" else torch.full((1, len(k), 1), x).double() for g, x in gates.items()}
     _, state = ops.run(name, k[None], k[None], v[None], **given, output_final_state=True)
     read = answer(get(name), state, k, gates, 16.0)
     return ((read - v).square().sum() / v.square().sum()).item()
@@ -108,7 +109,8 @@ def gated_chunk(generator: torch.Generator) -> dict[str, float]:
     k = torch.nn.functional.normalize(k, dim=-1)
     g, beta = -torch.rand(1, T, 1, generator=generator).double(), torch.rand(1, T, 1, generator=generator).double()
     found = []
-    for form, size in (("recurrent", None), *(("chunk", C) for C in CHUNKS)):
+    forms: list[tuple[Form, int | None]] = [("recurrent", None), *(("chunk", C) for C in CHUNKS)]
+    for form, size in forms:
         leaves = [x.clone().requires_grad_() for x in (q, k, v, g, beta)]
         o, _ = ops.gated_delta_rule(*leaves[:3], g=leaves[3], beta=leaves[4], form=form, chunk_size=size)
         found.append((o.detach(), torch.autograd.grad(o.square().sum(), leaves)))

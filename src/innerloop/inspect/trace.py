@@ -230,6 +230,8 @@ def half_life(kept: Tensor) -> Tensor:
     """Return after how many tokens each part is half of what it was, ``[G, T]``, from parts ``[G, T, T]`` (at, of)."""
     length = kept.shape[-1]
     start = kept.diagonal(dim1=1, dim2=2)  # [G, T]
+    if not length:
+        return start
     at, of = torch.arange(length)[:, None], torch.arange(length)
     gone = (kept.abs() <= start.abs()[:, None] / 2) & (at > of)
     first = torch.where(gone.any(1), gone.int().argmax(1), length) - of

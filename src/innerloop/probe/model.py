@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from innerloop.data.tasks import Task
@@ -61,7 +60,7 @@ class ProbeModel(nn.Module):
         if self.entry is not None:
             return self.entry(inputs)
         channels = inputs[..., None] if len(self.embeddings) == 1 else inputs
-        return torch.stack([F.embedding(channels[..., n], e.weight) for n, e in enumerate(self.embeddings)]).sum(0)
+        return torch.stack([e(channels[..., n]) for n, e in enumerate(self.embeddings)]).sum(0)
 
     @torch.no_grad()
     def state_bytes(self, inputs: Tensor) -> int | None:

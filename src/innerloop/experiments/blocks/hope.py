@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -55,11 +57,11 @@ class HopeBlock(nn.Module):
         weight, before = self.convolution.weight[:, 0], x.new_zeros(x.shape[0], 3, x.shape[2])
         return x + convolve(x, before, weight, self.convolution.bias, None, silu=False)[0]
 
-    def writes(self, sequence: Tensor) -> dict[str, Tensor]:
+    def writes(self, sequence: Tensor) -> dict[str, Any]:
         """Return what the memory is given for ``sequence`` ``[B, T]``, by the names that the rule has for it."""
         return self._written(self._seen(sequence))
 
-    def _written(self, x: Tensor) -> dict[str, Tensor]:
+    def _written(self, x: Tensor) -> dict[str, Any]:
         q, k = F.normalize(self.query(x), dim=-1), F.normalize(self.key(x), dim=-1)
         # The document keeps with alpha and learns with eta; we forget with alpha and learn with theta. Its update
         # takes the error at the memory before forgetting, which is the momentum rule without momentum.
