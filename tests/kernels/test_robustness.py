@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from innerloop import ops, rules
 from innerloop.checks import refusal
 from innerloop.kernels.native import missing
+from innerloop.rule import get
 from innerloop.testing import assert_close, draw_call, gradients, outcome
 
 SERVED = tuple(module.RULE.name for module in rules.ALL if not refusal(module.RULE))
@@ -408,3 +409,28 @@ def test_too_little_memory_is_an_error_and_the_next_call_is_right():
     words, right = done.stdout.splitlines()
     assert (done.returncode, right) == (0, "True"), done.stderr
     assert words == "MemoryError no memory for a kernel's scratch" or "can't allocate memory" in words
+
+
+FADED = [name for name in SERVED if any(gate.name == "g" for gate in get(name).gates)]
+
+
+@pytest.mark.parametrize("name", FADED)
+@pytest.mark.parametrize("strong", [-5.0, -15.0, -30.0])
+def test_the_gradient_of_a_strong_decay_is_right_entry_by_entry(name, strong):
+    call = drawn(name)
+    g = torch.full_like(call.gates["g"], strong)
+    if g.ndim > 1:
+        g[:, ::7] = -0.003  # mild ones between: what passes over both must not hide what passes over the strong one
+    call.gates["g"] = g
+
+    def slope(call, **options):
+        o = outcome(call.rule, call.run(**options))["o"]
+        return torch.autograd.grad((o * slope_of(o)).sum(), call.gates["g"])[0]
+
+    found, truth = (
+        slope(x, **options)
+        for x, options in ((call.tracked(), {"backend": "cpu"}), (call.to(torch.float64).tracked(), {"form": "recurrent"}))
+    )
+    entries = g.expand(call.v.shape[0], -1, *g.shape[2:]) == strong if g.ndim > 1 else g == strong
+    # Their own size is the measure: entries of e^-15 beside some of 1 pass any bar that the whole gradient passes.
+    assert (found - truth).abs()[entries].max() <= 1e-4 * truth[entries].abs().max()

@@ -119,7 +119,7 @@ def momentum_delta_rule(
         use_qk_l2norm_in_kernel: Make q and k unit length first, ``x * rsqrt(sum(x^2) + 1e-6)``.
         form: ``"recurrent"`` (the definition, a token loop), ``"chunk"`` (parallel in time) or ``"auto"``.
         chunk_size: Tokens a chunk; changes nothing beyond rounding. 64 if None.
-        backend: ``None`` for the best present, or ``"torch"``.
+        backend: ``None`` for the best present, ``"torch"``, or ``"cpu"`` for the native kernel.
 
     Returns:
         ``o`` of ``[B, T, G, V]`` in v's dtype, and ``MomentumState(S, U)`` after the last token (float32, or

@@ -21,8 +21,9 @@ struct Backward {
   T *past, *write;          // [2C, K]: X and Y; [C, K]: Z
   T *grad_q, *grad_k, *grad_v;
   T *grad_state, *grad_states[kTogether];  // [V, K]: dS' turned, the one that is at hand and all
-  T* by_decay;              // [C], of one token
-  double *by_total, *by_rate;
+  T* by_column;             // [C]: of each write, what tokens from here on say of its decays
+  // [C]: of g, what passes over token t within the chunk; of p; and of beta
+  double *by_gate, *by_carry, *by_rate;
 
   Backward(Arena& arena, const Frame<T>& f, int64_t chunks) {
     for (T*& state : grad_states) state = arena.take<T>(f.wide_v * f.step_k);
@@ -37,8 +38,8 @@ struct Backward {
     by_score = arena.take<T>(square), by_pair = arena.take<T>(square);
     past = arena.take<T>(2 * c * f.step_k), write = arena.take<T>(c * f.step_k);
     grad_q = arena.take<T>(c * f.step_k), grad_k = arena.take<T>(c * f.step_k), grad_v = arena.take<T>(f.step_v);
-    by_decay = arena.take<T>(f.wide_c);
-    by_total = arena.take<double>(f.wide_c), by_rate = arena.take<double>(f.wide_c);
+    by_column = arena.take<T>(f.wide_c);
+    by_gate = arena.take<double>(f.wide_c), by_carry = arena.take<double>(f.wide_c), by_rate = arena.take<double>(f.wide_c);
   }
 };
 
@@ -78,7 +79,8 @@ static void pull_back_writes(Backward<T>& x, const Frame<T>& f, int64_t begin, i
   if (f.call.corrects) solve<T, true>(x.chunk.coupling, f.step_c, dr, f.step_v, size, f.wide_v);
 }
 
-// dM' and G, and what they say of decays and rates.
+// dM' and G, and what they say of decays and rates. g_t is in all that passes from before token t to it or beyond: the
+// sums of just those, for a difference of sums of more would leave of a strong decay's gradient nothing but rounding.
 template <class T>
 static void pull_back_coefficients(Backward<T>& x, const Frame<T>& f, int64_t size, const T* update) {
   const int64_t wide = padded<T>(size);
@@ -89,10 +91,11 @@ static void pull_back_coefficients(Backward<T>& x, const Frame<T>& f, int64_t si
   if (f.call.corrects)
     product<T>({x.slope + size * f.step_v, f.step_v}, size, turned, wide, f.V, {x.by_pair, f.step_c},
                Part::lower_result);
-  for (int64_t t = 0; t < size; ++t) {
+  for (int64_t s = 0; s < wide; s += kLanes<T>) store(x.by_column + s, Vec<T>{});
+  for (int64_t t = size - 1; t >= 0; --t) {
     const int64_t at = t * f.step_c;
     const Vec<T> rate = splat(f.call.corrects ? chunk.rate[t] : T(0)), scale = splat(T(f.call.scale));
-    Vec<T> total{}, by_rate{};
+    Vec<T> passing{}, by_rate{};
     for (int64_t s = 0; s < wide; s += kLanes<T>) {
       T *by_score = x.by_score + at + s, *by_pair = x.by_pair + at + s;
       // Beyond the last tile of a lower result there is what an earlier chunk left.
@@ -106,12 +109,12 @@ static void pull_back_coefficients(Backward<T>& x, const Frame<T>& f, int64_t si
         by_rate += read;
         store(by_pair, pair * rate * fade);
       }
-      total += by_decay;
-      store(x.by_decay + s, by_decay);
+      by_decay += load(x.by_column + s);
+      store(x.by_column + s, by_decay);
+      passing += lanes_before<T>(by_decay, t - s);
     }
     if (f.call.corrects) x.by_pair[at + t] = 0;
-    for (int64_t s = 0; s <= t; ++s) x.by_total[s] -= x.by_decay[s];
-    x.by_total[t] += sum_of<T>(total);
+    x.by_gate[t] = sum_of<T>(passing);
     x.by_rate[t] += sum_of<T>(by_rate);
   }
 }
@@ -143,35 +146,32 @@ static void pull_back_keys(Backward<T>& x, const Frame<T>& f, int64_t size, cons
     }
 }
 
-// What the carried memory says of decays and rates, row by row.
+// What the carried memory says of decays and rates, row by row; sums of what passes over a token, as above.
 template <class T>
 static void pull_back_gates(Backward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, bool start, bool pulled) {
   const Chunk<T>& chunk = x.chunk;
   const T *q = chunk.qk, *k = chunk.keys(f, size), *dr = x.slope + size * f.step_v;
-  double last = 0;
+  double before = 0;  // what was written in the chunk before token t and is carried beyond its end
   for (int64_t t = 0; t < size; ++t) {
     const int64_t row = t * f.step_k;
-    if (start) x.by_total[t] += double(chunk.scaled_carry[t]) * dot(x.past + row, q + row, f.wide_k);
+    x.by_gate[t] += before;
+    if (start) x.by_carry[t] = double(chunk.scaled_carry[t]) * dot(x.past + row, q + row, f.wide_k);
     if (f.call.corrects) {
       const double asked = start ? dot(x.past + size * f.step_k + row, k + row, f.wide_k) : T(0);
-      x.by_total[t] += chunk.minus[t] * asked;
+      x.by_carry[t] += chunk.minus[t] * asked;
       x.by_rate[t] += dot(dr + t * f.step_v, x.value + t * f.step_v, f.wide_v) - chunk.carry[t] * asked;
     }
-    if (!pulled) continue;
-    const double written = double(chunk.ends[t]) * dot(x.write + row, k + row, f.wide_k);
-    x.by_total[t] -= written;
-    last += written;
+    if (pulled) before += double(chunk.ends[t]) * dot(x.write + row, k + row, f.wide_k);
   }
+  double later = 0;  // what the memory of the chunk's start is read by from token t on, and carried beyond the end
   for (int64_t i = 0; i < f.V && start && pulled && f.call.g.data; ++i)
-    last += double(chunk.last) * dot(x.turned + i * f.step_k, x.grad_state + i * f.step_k, f.wide_k);
-  x.by_total[size - 1] += last;
-  double later = 0;
+    later += double(chunk.last) * dot(x.turned + i * f.step_k, x.grad_state + i * f.step_k, f.wide_k);
   for (int64_t t = size - 1; t >= 0; --t) {
-    later += x.by_total[t];
+    later += x.by_carry[t];
     const int64_t at = f.place(begin + t);
     if (f.call.grad_g) {
       const bool clamped = read_one(f.call.g, f.at(f.call.g, begin + t, f.head)) < kSmallestDecay;
-      static_cast<T*>(f.call.grad_g)[at] = clamped ? T(0) : T(later);
+      static_cast<T*>(f.call.grad_g)[at] = clamped ? T(0) : T(x.by_gate[t] + later);
     }
     if (f.call.grad_beta) static_cast<T*>(f.call.grad_beta)[at] = T(x.by_rate[t] * chunk.slope_rate[t]);
   }
@@ -226,7 +226,7 @@ static void backward_chunk(Backward<T>& x, const Frame<T>& f, const Trail<T>& tr
   const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
   const T* start = i == 0 && !f.call.state ? nullptr : trail.state(i);
   const T* update = trail.update(i);
-  for (int64_t t = 0; t < size; ++t) x.by_total[t] = x.by_rate[t] = 0;
+  for (int64_t t = 0; t < size; ++t) x.by_carry[t] = x.by_rate[t] = 0;
   if (start) ask_block(start, f.memory());
   read_tokens(x.chunk, f, begin, size, true);
   if (f.call.corrects) read_values(x.chunk.turns, f, f.call.v, begin, size, x.value);

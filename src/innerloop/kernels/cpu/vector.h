@@ -95,6 +95,14 @@ INNERLOOP_INLINE T sum_of(Vec<T> x) {
   return total;
 }
 
+// The lanes before the given one; of the others, zeros.
+template <class T>
+INNERLOOP_INLINE Vec<T> lanes_before(Vec<T> x, int64_t lane) {
+  Vec<T> place{};
+  for (int i = 0; i < kLanes<T>; ++i) place[i] = T(i);
+  return place < splat(T(lane)) ? x : Vec<T>{};
+}
+
 // Rows of padded width, a multiple of the lanes.
 template <class T>
 INNERLOOP_INLINE T dot(const T* a, const T* b, int64_t n) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -25,6 +26,8 @@ HEADER, HEADER_SIZE = "5q", 5
 TENSOR, TENSOR_SIZE = "6q", 6
 """What ``strided`` returns."""
 ABSENT = (0,) * 6
+_NAMED = {"INNERLOOP_BACKEND": ("torch",), "INNERLOOP_ISA": ("plain", "avx2", "avx512")}
+"""What is read of the environment, and its values."""
 _LARGE = 4 << 20
 _ONE_THREAD = 1 << 19
 """Multiplications below which a second thread costs more than it brings."""
@@ -32,6 +35,12 @@ _ONE_THREAD = 1 << 19
 
 def _open() -> tuple[Any, str]:
     """Return the library and an empty string, or None and why not."""
+    for name, known in _NAMED.items():
+        given = os.environ.get(name)
+        if given and given not in known:
+            why = f"{name} must be {' or '.join(known)}, or unset; got {given!r:.40}"
+            warnings.warn(f"{why}: the native kernels are off", stacklevel=2)
+            return None, why
     if os.environ.get("INNERLOOP_BACKEND") == "torch":
         return None, "INNERLOOP_BACKEND=torch turns the native kernels off"
     named = os.environ.get("INNERLOOP_LIBRARY")
