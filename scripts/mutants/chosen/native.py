@@ -26,7 +26,7 @@ CHANNEL = contract("kda", "chunk_equals_recurrent every_precision_meets_its_bar"
 CHANNEL_STEPS = contract("kda", "step_loop_equals_whole split_equals_whole")
 MOMENTUM = contract("momentum_delta_rule", "chunk_equals_recurrent every_precision_meets_its_bar")
 EMPTY = tests("kernels/test_robustness.py", "test_a_sequence_without_tokens_hands_its_slope_on")
-DENORMALS = tests("kernels/test_robustness.py", "test_denormal_inputs_cost_no_more")
+DENORMALS = tests("kernels/test_robustness.py", "test_denormals_count_as_zero_within_a_call_and_only_there")
 
 MUTANTS = (
     Mutant(
@@ -254,4 +254,6 @@ MUTANTS = (
         "if (begun)",
         EMPTY,
     ),
+    Mutant("denormals are reckoned with", LIBRARY, "FlushToZero() { _mm_setcsr(before | 0x8040); }", "FlushToZero() {}",
+           DENORMALS),
 )
