@@ -264,27 +264,13 @@ def test_a_forked_process_may_call_with_one_thread():
         time.sleep(0.01)
 
 
-@pytest.mark.skipif(WATCHED, reason="a sanitizer's time is its own")
 @pytest.mark.parametrize("name", SERVED)
-def test_denormal_inputs_cost_no_more(name):
-    call = drawn(name, T=128, K=64, V=64, state=True)
+def test_denormals_count_as_zero_within_a_call_and_only_there(name):
+    # What they cost differs from processor to processor; that they are gone does not.
+    call = drawn(name, state=True)
     tiny = call.map(lambda n, x: x * 1e-38 * 1e-3 if n == "v" or n in call.rule.states else x)
-
-    def seconds(some, slope):
-        tracked = some.tracked()
-        begin = time.thread_time()
-        o = tracked.run(backend="cpu")[0]
-        o.backward(torch.full_like(o, slope))
-        return time.thread_time() - begin
-
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        # In turns: whatever else slows the machine down slows both.
-        least = [min(times) for times in zip(*[(seconds(tiny, 1e-41), seconds(call, 1.0)) for _ in range(9)], strict=True)]
-        assert least[0] < 3 * least[1]
-    finally:
-        torch.set_num_threads(threads)
+    assert tiny.v.any()
+    assert not any(x.any() for x in outcome(call.rule, tiny.run(backend="cpu")).values())
     assert (torch.tensor([1e-40]) * 0.5).item() > 0
 
 
@@ -429,7 +415,10 @@ def test_the_gradient_of_a_strong_decay_is_right_entry_by_entry(name, strong):
 
     found, truth = (
         slope(x, **options)
-        for x, options in ((call.tracked(), {"backend": "cpu"}), (call.to(torch.float64).tracked(), {"form": "recurrent"}))
+        for x, options in (
+            (call.tracked(), {"backend": "cpu"}),
+            (call.to(torch.float64).tracked(), {"form": "recurrent"}),
+        )
     )
     entries = g.expand(call.v.shape[0], -1, *g.shape[2:]) == strong if g.ndim > 1 else g == strong
     # Their own size is the measure: entries of e^-15 beside some of 1 pass any bar that the whole gradient passes.

@@ -29,7 +29,7 @@ MOMENTUM = contract("momentum_delta_rule", "chunk_equals_recurrent every_precisi
 EMPTY = tests("kernels/test_robustness.py", "test_a_sequence_without_tokens_hands_its_slope_on")
 LINEAR = tests("kernels/test_series.py", "test_linear_maps_are_those_of_float64")
 GATES = tests("kernels/test_series.py", "test_gates_are_those_of_float64")
-DENORMALS = tests("kernels/test_robustness.py", "test_denormal_inputs_cost_no_more")
+DENORMALS = tests("kernels/test_robustness.py", "test_denormals_count_as_zero_within_a_call_and_only_there")
 
 MUTANTS = (
     Mutant(
@@ -263,4 +263,6 @@ MUTANTS = (
     Mutant("the second map begins where the first ended", MAPS, "job -= jobs, ++map", "++map", LINEAR),
     Mutant("a decay overflows", MAPS, "raised > 0 ? -raised : raised", "-raised", GATES),
     Mutant("silu forgets its numbers past a vector", MAPS, "other ? other[at] : 1.0", "1.0", GATES),
+    Mutant("denormals are reckoned with", LIBRARY, "FlushToZero() { _mm_setcsr(before | 0x8040); }", "FlushToZero() {}",
+           DENORMALS),
 )
