@@ -16,6 +16,7 @@ struct Output {
   int64_t element;
   bool wide;  // computed in float64
   Block block;
+  double slack = 0;  // more of the largest number: it was rounded on the way
 };
 using Outcome = std::vector<Output>;
 
@@ -37,7 +38,7 @@ inline double distance(const Output& a, const Output& b) {
   for (int64_t i = 0; i < count; ++i) {
     const double x = get(a.block.data(), a.element, i), y = get(b.block.data(), b.element, i);
     if (x == y || (std::isnan(x) && std::isnan(y))) continue;
-    const double off = std::fabs(x - y) / (tolerance(a) * most + rounding(a.element) * std::fabs(x));
+    const double off = std::fabs(x - y) / ((tolerance(a) + a.slack) * most + rounding(a.element) * std::fabs(x));
     if (!(off <= worst)) worst = std::isfinite(off) ? off : INFINITY;
   }
   return worst;

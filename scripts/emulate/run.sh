@@ -1,6 +1,7 @@
 #!/bin/sh
 # Build the trials, put them on a CD with a Linux kernel and nothing else, and boot it in Bochs on a processor with
-# AVX-512. Usage: run.sh FOLDER [TRIALS [SEED [FIRST [CORE]]]]. README.md says what it needs.
+# AVX-512. Usage: run.sh FOLDER [TRIALS [SEED [FIRST [CORE]]]]. README.md says what it needs, and what BOCHS, SHARE, MODEL
+# and ISA are for.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -8,6 +9,7 @@ mkdir -p "$1/cd" "$1/root"
 out=$(cd "$1" && pwd)
 trials=${2:-200} seed=${3:-1} first=${4:-0} core=${5:-}
 limit=${LIMIT:-3600}
+bochs=${BOCHS:-bochs} share=${SHARE:-/usr/share/bochs} model=${MODEL:-corei7_skylake_x} isa=${ISA:-avx512}
 
 # A cloud kernel has what it needs to boot built in, and is small. It is unpacked, not installed.
 kernel() {
@@ -37,9 +39,9 @@ CONFIG
 # A slow clock: whatever waits for a time waits for few instructions.
 machine() {
   cat > "$out/bochsrc" <<CONFIG
-cpu: model=corei7_skylake_x, count=1, ips=8000000, reset_on_triple_fault=0
+cpu: model=$model, count=1, ips=8000000, reset_on_triple_fault=0
 memory: guest=512, host=512
-romimage: file=/usr/share/bochs/BIOS-bochs-latest
+romimage: file=$share/BIOS-bochs-latest
 vgaromimage: file=/usr/share/vgabios/vgabios.bin
 display_library: term
 boot: cdrom
@@ -59,8 +61,8 @@ machine
 rm -f "$out/serial.txt"
 # Bochs wants a terminal, and `script` is one; what it exits with says nothing, for the guest stops it.
 status=0
-TERM=vt100 timeout "$limit" script -qec "bochs -q -f '$out/bochsrc' -rc '$out/debugger'" "$out/screen.txt" \
+TERM=vt100 timeout "$limit" script -qec "$bochs -q -f '$out/bochsrc' -rc '$out/debugger'" "$out/screen.txt" \
   </dev/null >/dev/null || status=$?
 test $status -ne 124 || echo "stopped after $limit s"
 grep -a 'FAILED\|^    \|trials\|not on\|library takes\|^exit' "$out/serial.txt" || true
-grep -aq '^the library takes avx512' "$out/serial.txt" && grep -aq '^exit 0' "$out/serial.txt"
+grep -aq "^the library takes $isa[[:space:]]*\$" "$out/serial.txt" && grep -aq '^exit 0' "$out/serial.txt"

@@ -101,8 +101,8 @@ MUTANTS = (
     Mutant(
         "a decay's slope sees its own token alone",
         BACKWARD,
-        "later += x.by_total[t];",
-        "later = x.by_total[t];",
+        "later += x.by_carry[t];",
+        "later = x.by_carry[t];",
         VALUES,
     ),
     Mutant("nothing is pulled to the first chunk", BACKWARD, "if (i > 0 || f.", "if (i > 1 || f.", ALONE),

@@ -19,7 +19,8 @@ NAME = "doctor"
 _MAPS, _FLAGS = Path("/proc/self/maps"), Path("/proc/cpuinfo")
 _FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16")
 _VARIABLES = (
-    "INNERLOOP_BACKEND", "INNERLOOP_ISA", "INNERLOOP_LIBRARY", "INNERLOOP_DATA", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"
+    "INNERLOOP_BACKEND", "INNERLOOP_ISA", "INNERLOOP_PAIRS", "INNERLOOP_LIBRARY", "INNERLOOP_DATA", "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
 )  # fmt: skip
 
 

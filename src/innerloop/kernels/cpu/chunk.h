@@ -161,15 +161,10 @@ static void fill_fade(Chunk<T>& x, const Frame<T>& f, int64_t size) {
   }
 }
 
-// The coefficients between tokens; `coupling` has ones nowhere, for a solve reads below the diagonal only.
+// From products between tokens to coefficients; `coupling` has ones nowhere, for a solve reads below the diagonal only.
 template <class T>
-static void fill_coefficients(Chunk<T>& x, const Frame<T>& f, int64_t size, bool queries) {
+static void fade_products(Chunk<T>& x, const Frame<T>& f, int64_t size, bool queries) {
   const int64_t wide = padded<T>(size);
-  const Right<T> kt{x.kt, f.step_c};
-  fill_fade(x, f, size);
-  if (queries) product<T>({x.qk, f.step_k}, size, kt, wide, f.K, {x.scores, f.step_c}, Part::lower_result);
-  if (f.call.corrects)
-    product<T>({x.keys(f, size), f.step_k}, size, kt, wide, f.K, {x.pairs, f.step_c}, Part::lower_result);
   for (int64_t t = 0; t < size; ++t) {
     const int64_t at = t * f.step_c;
     for (int64_t s = 0; s < wide; s += kLanes<T>) {
@@ -184,6 +179,18 @@ static void fill_coefficients(Chunk<T>& x, const Frame<T>& f, int64_t size, bool
     }
     if (f.call.corrects) x.pairs[at + t] = x.coupling[at + t] = 0;
   }
+}
+
+// The coefficients between tokens.
+template <class T>
+static void fill_coefficients(Chunk<T>& x, const Frame<T>& f, int64_t size, bool queries) {
+  const int64_t wide = padded<T>(size);
+  const Right<T> kt{x.kt, f.step_c};
+  fill_fade(x, f, size);
+  if (queries) product<T>({x.qk, f.step_k}, size, kt, wide, f.K, {x.scores, f.step_c}, Part::lower_result);
+  if (f.call.corrects)
+    product<T>({x.keys(f, size), f.step_k}, size, kt, wide, f.K, {x.pairs, f.step_c}, Part::lower_result);
+  fade_products(x, f, size, queries);
 }
 
 // From values in `update` to the chunk's writes: (I + coupling) U = rate (V - p k S). No start: the memory is empty.

@@ -2,6 +2,7 @@
 //   (I + beta P stril(K K^T)) U = beta (V - p K S),  O = scale (p Q S + (P Q K^T) U),  S' = p_C S + (P_C K)^T U.
 #pragma once
 
+#include "pairs.h"
 #include "token.h"
 
 namespace innerloop::INNERLOOP_ISA {
@@ -11,25 +12,43 @@ struct Forward {
   Chunk<T> chunk;
   T *update, *faded;
   T* states[kTogether];
+  Pairs pairs;
 
   Forward(Arena& arena, const Frame<T>& f) {
     chunk.take(arena, f);
     update = arena.take<T>(f.C * f.step_v), faded = arena.take<T>(f.C * f.step_v);
     for (T*& state : states) state = arena.take<T>(f.K * f.step_v);
+    if constexpr (sizeof(T) == sizeof(float))
+      if (paired(f.call)) pairs.take(arena, f);
   }
 };
+
+// All of a chunk that its values have no part in.
+template <class T>
+static void prepare_chunk(Forward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, const T* before) {
+  Chunk<T>& chunk = x.chunk;
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (paired(f.call)) {
+      read_tokens(x.pairs, chunk, f, begin, size);
+      fill_coefficients(x.pairs, chunk, f, size);
+      if (before) ask_memory(x.pairs, chunk, f, size, before);
+      return;
+    }
+  }
+  read_tokens(chunk, f, begin, size, true);
+  fill_coefficients(chunk, f, size, true);
+  const int64_t asked = f.call.corrects ? 2 * size : size;
+  if (before) product<T>({chunk.qk, f.step_k}, asked, {before, f.step_v}, f.wide_v, f.K, {chunk.read, f.step_v});
+}
 
 // One chunk, with its outputs: from the memory before (none: empty) to the one after (none: nobody asks).
 template <class T>
 static void forward_chunk(Forward<T>& x, const Frame<T>& f, int64_t begin, int64_t size, T* update, const T* before,
                           T* after) {
   Chunk<T>& chunk = x.chunk;
-  read_tokens(chunk, f, begin, size, true);
-  read_values(chunk.turns, f, f.call.v, begin, size, update);
-  fill_coefficients(chunk, f, size, true);
-  const int64_t asked = f.call.corrects ? 2 * size : size;
   T* read = chunk.read;
-  if (before) product<T>({chunk.qk, f.step_k}, asked, {before, f.step_v}, f.wide_v, f.K, {read, f.step_v});
+  read_values(chunk.turns, f, f.call.v, begin, size, update);
+  prepare_chunk(x, f, begin, size, before);
   correct<T>(chunk, f, size, update, before ? read + size * f.step_v : nullptr);
   const Into<T> into{read, f.step_v, before ? read : nullptr, before ? chunk.scaled_carry : nullptr, 1, nullptr};
   product<T>({chunk.scores, f.step_c}, size, {update, f.step_v}, f.wide_v, size, into, Part::lower_left);

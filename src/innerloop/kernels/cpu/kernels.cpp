@@ -9,6 +9,8 @@
 namespace innerloop {
 namespace INNERLOOP_ISA {
 
+bool takes_pairs = INNERLOOP_PAIR_UNIT;
+
 extern const Core cores[kCores];
 const Core cores[kCores] = {
     {sizeof(ScalarCall), scalar_scratch, scalar_run},

@@ -19,11 +19,15 @@ namespace innerloop {
 #define INNERLOOP_DECLARE(isa) \
   namespace isa {              \
   extern const Core cores[];   \
+  extern bool takes_pairs;     \
   }
 INNERLOOP_DECLARE(plain)
 #ifdef INNERLOOP_X86
 INNERLOOP_DECLARE(avx2)
 INNERLOOP_DECLARE(avx512)
+#endif
+#ifdef INNERLOOP_BF16
+INNERLOOP_DECLARE(avx512_bf16)
 #endif
 
 constexpr int64_t kPage = int64_t(2) << 20;
@@ -31,7 +35,15 @@ constexpr int64_t kPage = int64_t(2) << 20;
 struct Choice {
   const char* name;
   const Core* cores;
+  bool* pairs;
 };
+
+#ifdef INNERLOOP_X86
+static bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
+}
+#endif
 
 // What the processor has and, if INNERLOOP_ISA names one, no more than that.
 static Choice choose() {
@@ -39,16 +51,26 @@ static Choice choose() {
 #ifdef INNERLOOP_X86
   __builtin_cpu_init();
   const bool limited = most && *most;
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw") && (!limited || !std::strcmp(most, "avx512")))
-    return {"avx512", avx512::cores};
+#ifdef INNERLOOP_BF16
+  if (has_avx512() && __builtin_cpu_supports("avx512bf16") && (!limited || !std::strcmp(most, "avx512_bf16")))
+    return {"avx512_bf16", avx512_bf16::cores, &avx512_bf16::takes_pairs};
+#endif
+  if (has_avx512() && (!limited || !std::strcmp(most, "avx512") || !std::strcmp(most, "avx512_bf16")))
+    return {"avx512", avx512::cores, &avx512::takes_pairs};
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (!limited || std::strcmp(most, "plain")))
-    return {"avx2", avx2::cores};
+    return {"avx2", avx2::cores, &avx2::takes_pairs};
 #endif
   (void)most;
-  return {"plain", plain::cores};
+  return {"plain", plain::cores, &plain::takes_pairs};
 }
-static const Choice chosen = choose();
+// INNERLOOP_PAIRS: whether bfloat16 is multiplied in pairs (pairs.h), whatever the processor has for it.
+static Choice chosen_by_environment() {
+  const Choice choice = choose();
+  const char* wanted = std::getenv("INNERLOOP_PAIRS");
+  if (wanted && *wanted) *choice.pairs = std::strcmp(wanted, "0") != 0;
+  return choice;
+}
+static const Choice chosen = chosen_by_environment();
 
 // Denormals count as zero within a job: they cost a hundred cycles each, and a tail of zeros makes nothing else.
 class FlushToZero {

@@ -35,7 +35,7 @@ struct Into {
 };
 
 template <class T, int M, int N, bool Turned>
-INNERLOOP_INLINE void accumulate(Vec<T> (&sum)[M][N], const T* a, int64_t step, const T* b, int64_t right, int64_t n) {
+INNERLOOP_INLINE void accumulate(Vec<Sum<T>> (&sum)[M][N], const T* a, int64_t step, const T* b, int64_t right, int64_t n) {
   for (int64_t k = 0; k < n; ++k) {
     Vec<T> x[N];
 #pragma GCC unroll 4
@@ -44,16 +44,16 @@ INNERLOOP_INLINE void accumulate(Vec<T> (&sum)[M][N], const T* a, int64_t step, 
     for (int m = 0; m < M; ++m) {
       const Vec<T> y = splat(Turned ? a[k * step + m] : a[m * step + k]);
 #pragma GCC unroll 4
-      for (int j = 0; j < N; ++j) sum[m][j] += y * x[j];
+      for (int j = 0; j < N; ++j) multiply(sum[m][j], y, x[j]);
     }
   }
 }
 
 template <class T, int M, int N, bool Turned>
-static void tile(const T* a, int64_t step, const T* b, int64_t right, int64_t n, const Into<T>& into, int64_t row,
+static void tile(const T* a, int64_t step, const T* b, int64_t right, int64_t n, const Into<Sum<T>>& into, int64_t row,
                  int64_t column) {
-  const Into<T> to = into;  // a copy, which no store can change
-  Vec<T> sum[M][N] = {};
+  const Into<Sum<T>> to = into;  // a copy, which no store can change
+  Vec<Sum<T>> sum[M][N] = {};
   accumulate<T, M, N, Turned>(sum, a, step, b, right, n);
   if (to.factor) {
 #pragma GCC unroll 16
@@ -64,7 +64,7 @@ static void tile(const T* a, int64_t step, const T* b, int64_t right, int64_t n,
   if (to.before) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
-      const T keep = to.keep ? to.keep[(row + m) * to.keep_step] : T(1);
+      const Sum<T> keep = to.keep ? to.keep[(row + m) * to.keep_step] : Sum<T>(1);
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j) sum[m][j] += keep * load(to.before + (row + m) * to.step + column + j * kLanes<T>);
     }
@@ -88,7 +88,7 @@ struct Shares {
 
 template <class T, int M, int N, bool Turned>
 INNERLOOP_INLINE void tile_of(int64_t rows, const T* a, int64_t step, const T* b, int64_t right, int64_t n,
-                              const Into<T>& into, int64_t row, int64_t column) {
+                              const Into<Sum<T>>& into, int64_t row, int64_t column) {
   if (rows >= M) {
     tile<T, M, N, Turned>(a, step, b, right, n, into, row, column);
   } else if constexpr (M > 1) {
@@ -97,23 +97,24 @@ INNERLOOP_INLINE void tile_of(int64_t rows, const T* a, int64_t step, const T* b
 }
 
 template <class T, int N, bool Turned>
-static void strip(Left<T> left, int64_t rows, Right<T> right, int64_t column, int64_t depth, const Into<T>& into,
+static void strip(Left<T> left, int64_t rows, Right<T> right, int64_t column, int64_t depth, const Into<Sum<T>>& into,
                   Part part) {
+  constexpr int64_t deep = Product<T>::deep;
   const Shares shares(rows);
   for (int64_t n = 0, row = 0, some; n < shares.tiles; ++n, row += some) {
     some = shares[n];
     if (part == Part::lower_result && column > row + some - 1) continue;
-    const int64_t begin = part == Part::upper_left ? row : 0;
-    const int64_t end = part == Part::lower_left ? smaller(depth, row + some) : depth;
+    const int64_t begin = part == Part::upper_left ? row / deep : 0;
+    const int64_t end = part == Part::lower_left ? smaller(depth, (row + some + deep - 1) / deep) : depth;
     const T* a = left.data + (Turned ? begin * left.step + row : row * left.step + begin);
     const T* b = right.data + begin * right.step + column;
     tile_of<T, kRows, N, Turned>(some, a, left.step, b, right.step, end - begin, into, row, column);
   }
 }
 
-// `columns` is a multiple of the lanes: rows are padded with zeros.
+// `columns` is a multiple of the lanes: rows are padded with zeros. The depth counts T.
 template <class T>
-static void product(Left<T> left, int64_t rows, Right<T> right, int64_t columns, int64_t depth, const Into<T>& into,
+static void product(Left<T> left, int64_t rows, Right<T> right, int64_t columns, int64_t depth, const Into<Sum<T>>& into,
                     Part part = Part::all) {
   int64_t column = 0;
   for (; column + 2 * kLanes<T> <= columns; column += 2 * kLanes<T>) {

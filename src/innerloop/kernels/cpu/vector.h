@@ -5,14 +5,31 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512BF16__) && INNERLOOP_BYTES == 64
+#define INNERLOOP_PAIR_UNIT 1
+#include <immintrin.h>
+#else
+#define INNERLOOP_PAIR_UNIT 0
+#endif
+
 // Everything lives in a namespace of its instruction set, and nothing of the standard library's templates is used: the
 // linker keeps one copy of an inline function, and must not keep that of a processor we are not on.
 namespace innerloop::INNERLOOP_ISA {
 
 constexpr int kBytes = INNERLOOP_BYTES;
 
+// Two bfloat16 that follow each other along the depth of a product, the first one in the low half.
+struct __attribute__((may_alias)) Pair {
+  uint32_t bits;
+};
+
 template <class T>
 struct Lanes;
+template <>
+struct Lanes<Pair> {
+  typedef uint32_t type __attribute__((vector_size(kBytes)));
+  typedef uint32_t loose __attribute__((vector_size(kBytes), aligned(4), may_alias));
+};
 template <>
 struct Lanes<float> {
   typedef float type __attribute__((vector_size(kBytes)));
@@ -53,6 +70,41 @@ INNERLOOP_INLINE void store(T* p, Vec<T> x) {
 template <class T>
 INNERLOOP_INLINE Vec<T> splat(T x) {
   return x - Vec<T>{};
+}
+INNERLOOP_INLINE Vec<Pair> splat(Pair x) {
+  return x.bits - Vec<Pair>{};
+}
+
+// What products of T are summed in, and how many numbers of the depth a T holds.
+template <class T>
+struct Product {
+  using Sum = T;
+  static constexpr int64_t deep = 1;
+};
+template <>
+struct Product<Pair> {
+  using Sum = float;
+  static constexpr int64_t deep = 2;
+};
+template <class T>
+using Sum = typename Product<T>::Sum;
+
+INNERLOOP_INLINE void multiply(Vec<float>& sum, Vec<float> a, Vec<float> b) { sum += a * b; }
+INNERLOOP_INLINE void multiply(Vec<double>& sum, Vec<double> a, Vec<double> b) { sum += a * b; }
+// Products of bfloat16 are exact in float, so that elsewhere it is what the processor's own instruction does.
+INNERLOOP_INLINE void multiply(Vec<float>& sum, Vec<Pair> a, Vec<Pair> b) {
+#if INNERLOOP_PAIR_UNIT
+  sum = (Vec<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+  sum += (Vec<float>)(a & 0xffff0000u) * (Vec<float>)(b & 0xffff0000u);
+  sum += (Vec<float>)(a << 16) * (Vec<float>)(b << 16);
+#endif
+}
+
+// The nearest bfloat16, of two as near the even one, in the high halves. A NaN's own bits may not go through the sum.
+INNERLOOP_INLINE Vec<Pair> rounded(Vec<float> x) {
+  const Vec<Pair> bits = (Vec<Pair>)x, up = bits + 0x7fffu + ((bits >> 16) & 1u);
+  return x == x ? up & 0xffff0000u : 0x7fc00000u - Vec<Pair>{};
 }
 
 template <class T>
