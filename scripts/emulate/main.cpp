@@ -123,7 +123,7 @@ static bool has_avx512() {
 }
 
 // Trial `number` of the seed, of the core that is asked for or, of all, of the one whose turn it is.
-static void run_one(Set (&sets)[3], int64_t number, const std::string& only) {
+static void run_one(Set (&sets)[kSets], int64_t number, const std::string& only) {
   static const char* const turns[] = {"scalar", "convolution", "channel", "momentum", "channel", "norm", "scalar", "momentum"};
   const std::string name = !only.empty() ? only : number % 40 == 39 ? "conversions" : turns[number % 8];
   if (name == "conversions") run<Conversions>(sets, number, innerloop::kScalar);

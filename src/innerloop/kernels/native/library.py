@@ -26,7 +26,7 @@ HEADER, HEADER_SIZE = "5q", 5
 TENSOR, TENSOR_SIZE = "6q", 6
 """What ``strided`` returns."""
 ABSENT = (0,) * 6
-_NAMED = {"INNERLOOP_BACKEND": ("torch",), "INNERLOOP_ISA": ("plain", "avx2", "avx512")}
+_NAMED = {"INNERLOOP_BACKEND": ("torch",), "INNERLOOP_ISA": ("plain", "avx2", "avx512", "avx512_bf16")}
 """What is read of the environment, and its values."""
 _LARGE = 4 << 20
 _ONE_THREAD = 1 << 19
