@@ -135,7 +135,7 @@ def test_pairs_change_bfloat16_alone():
 
 @alone
 def test_all_of_this_holds_where_pairs_are_asked_for():
-    robust = (  # fmt: skip
+    robust = (
         "nothing_is_read_or_written_beside_a_tensor", "what_a_call_leaves_behind_reaches_no_other",
         "a_row_does_not_depend_on_the_rest_of_the_batch", "a_thread_count_gives_the_same_bits_every_time",
     )

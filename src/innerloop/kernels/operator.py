@@ -198,11 +198,12 @@ class Operator:
                 ctx.rest = args[saved:]
                 ctx.set_materialize_grads(False)
                 left = None
-                prepared = isinstance(how, Values)
-                functorch = not prepared and how is not None
-                native = operator.native if prepared else None if functorch else operator._serving(args)
+                if how is None:
+                    native = operator._serving(args)
+                else:
+                    native = operator.native if isinstance(how, Values) else None
                 ctx.native = native
-                if functorch:
+                if how is not None and not isinstance(how, Values):
                     # On: under torch.func the next level's derivative is recorded below this one.
                     with torch.enable_grad():
                         outputs = tuple(operator._op.redispatch(how & _BELOW_AUTOGRAD, *args))
