@@ -120,11 +120,13 @@ static bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
 }
 
+static bool has_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
 static int run_all(int64_t count, int64_t from) {
   Set sets[] = {{"plain", innerloop::plain::cores, true, 0, {}},
                 {"avx2", innerloop::avx2::cores, has_avx2(), 0, {}},
                 {"avx512", innerloop::avx512::cores, has_avx512(), 0, {}},
-                {"avx512_bf16", innerloop::avx512_bf16::cores, has_avx512() && __builtin_cpu_supports("avx512bf16"), 0, {}}};
+                {"avx512_bf16", innerloop::avx512_bf16::cores, has_bf16(), 0, {}}};
   for (current = from; current < from + count; ++current) {
     if (current % 40 == 39) run<Conversions>(sets, current, innerloop::kScalar);
     else if (current % 4 == 1) run<Convolution>(sets, current, innerloop::kConvolution);

@@ -135,12 +135,12 @@ def test_pairs_change_bfloat16_alone():
 
 @alone
 def test_all_of_this_holds_where_pairs_are_asked_for():
-    robust = (  # fmt: skip
+    robust = (
         "nothing_is_read_or_written_beside_a_tensor", "what_a_call_leaves_behind_reaches_no_other",
         "a_row_does_not_depend_on_the_rest_of_the_batch", "a_thread_count_gives_the_same_bits_every_time",
     )
     chosen = [__file__, *(f"{Path(__file__).with_name('test_robustness.py')}::test_{name}" for name in robust)]
     words = "pairs or linear_attention or gated_delta_rule"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", words, *chosen]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", words, *chosen]
     found = subprocess.run(command, env={**os.environ, FLAG: "1"}, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout[-3000:]
