@@ -122,6 +122,8 @@ static bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
 }
 
+static bool has_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
 // Trial `number` of the seed, of the core that is asked for or, of all, of the one whose turn it is.
 static void run_one(Set (&sets)[kSets], int64_t number, const std::string& only) {
   static const char* const turns[] = {"scalar", "convolution", "channel", "momentum", "channel", "norm", "scalar", "momentum"};
@@ -138,7 +140,7 @@ static int run_all(int64_t count, int64_t from, const std::string& only) {
   Set sets[] = {{"plain", innerloop::plain::cores, true, 0, {}},
                 {"avx2", innerloop::avx2::cores, has_avx2(), 0, {}},
                 {"avx512", innerloop::avx512::cores, has_avx512(), 0, {}},
-                {"avx512_bf16", innerloop::avx512_bf16::cores, has_avx512() && __builtin_cpu_supports("avx512bf16"), 0, {}}};
+                {"avx512_bf16", innerloop::avx512_bf16::cores, has_bf16(), 0, {}}};
   for (current = from; current < from + count; ++current) {
     run_one(sets, current, only);
     if (current % 25 == 24) std::printf("%lld\n", (long long)current + 1), std::fflush(stdout);

@@ -141,6 +141,6 @@ def test_all_of_this_holds_where_pairs_are_asked_for():
     )
     chosen = [__file__, *(f"{Path(__file__).with_name('test_robustness.py')}::test_{name}" for name in robust)]
     words = "pairs or linear_attention or gated_delta_rule"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", words, *chosen]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", words, *chosen]
     found = subprocess.run(command, env={**os.environ, FLAG: "1"}, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout[-3000:]
