@@ -28,11 +28,10 @@ alone = pytest.mark.skipif(ASKED, reason="this is that process")
 
 
 def calls(name, unit):
-    for K, V, T, chunk in SIZES:
-        for state in (False, True):
-            call = draw_call(name, T=T, K=K, V=V, B=2, H=1, G=2, dtype=torch.bfloat16, state=state)
-            call.options = {"use_qk_l2norm_in_kernel": unit, "chunk_size": chunk}
-            yield call.map(lambda n, x: 3 * x if n in "qk" else x) if unit else call
+    for i, (K, V, T, chunk) in enumerate(SIZES):
+        call = draw_call(name, T=T, K=K, V=V, B=2, H=1, G=2, dtype=torch.bfloat16, state=bool(i % 2) != unit)
+        call.options = {"use_qk_l2norm_in_kernel": unit, "chunk_size": chunk}
+        yield call.map(lambda n, x: 3 * x if n in "qk" else x) if unit else call
 
 
 def exact(call, **options):
@@ -140,7 +139,7 @@ def test_all_of_this_holds_where_pairs_are_asked_for():
         "a_row_does_not_depend_on_the_rest_of_the_batch", "a_thread_count_gives_the_same_bits_every_time",
     )
     chosen = [__file__, *(f"{Path(__file__).with_name('test_robustness.py')}::test_{name}" for name in robust)]
-    words = "pairs or linear_attention or gated_delta_rule"
+    words = "pairs or gated_delta_rule and not momentum"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", words, *chosen]
     found = subprocess.run(command, env={**os.environ, FLAG: "1"}, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout[-3000:]
