@@ -1,4 +1,4 @@
-"""C5 to C8: every variant trains a step, and the checks would notice a layer that does not recall."""
+"""C5, C6, D3 and D4: every variant trains a step, and the checks would notice a layer that does not recall."""
 
 import copy
 import functools
@@ -11,8 +11,8 @@ from matplotlib.figure import Figure as Canvas
 from innerloop import experiments
 from innerloop.experiments import c05_tinkerings as c05
 from innerloop.experiments import c06_beyond as c06
-from innerloop.experiments import c07_titans_ablation as c07
-from innerloop.experiments import c08_new_recipes as c08
+from innerloop.experiments import d03_titans_ablation as d03
+from innerloop.experiments import d04_new_recipes as d04
 from innerloop.experiments.blocks.hope_layer import answered, train_layer
 from innerloop.experiments.experiment import Settings
 
@@ -70,16 +70,16 @@ def fine(name):
             "changed": dict(zip(c05.CHANGES, (0.3, 1.0), strict=True)),
             "gates": {"tokens": ["k1", "v2", "k1"], "rate": [0.1, 0.9, 0.5], "keep": [0.9, 0.8, 0.9]},
         }
-    if name == "C7":
+    if name == "D3":
         rows = [
             {"name": part, "seed": seed, "loss": [2.7] + [0.3] * 9, "accuracy": [0.97, 0.95, 0.9]}
-            for part in c07.PARTS
-            for seed in c07.SEEDS[:1]
+            for part in d03.PARTS
+            for seed in d03.SEEDS[:1]
         ]
         for row in rows:
             row["accuracy"] = [0.4] * 3 if row["name"] == "no convolution" else row["accuracy"]
-        return {"steps": c07.STEPS, "rows": rows}
-    rows = [{"name": n, "steps": s, "loss": [2.5, 0.1], "accuracy": 0.95} for n, s in c08.STEPS.items()]
+        return {"steps": d03.STEPS, "rows": rows}
+    rows = [{"name": n, "steps": s, "loss": [2.5, 0.1], "accuracy": 0.95} for n, s in d04.STEPS.items()]
     return {"rows": rows}
 
 
@@ -92,13 +92,13 @@ def fine(name):
         ("C5", ("changed", "no convolution"), 0.9),
         ("C5", ("changed", "the raw value as target"), 0.5),
         ("C5", ("gates", "rate"), [0.5, 0.5, 0.5]),
-        ("C7", ("rows", 0, "accuracy"), [0.9, 0.45, 0.4]),
-        ("C7", ("rows", 0, "loss"), [2.7] * 10),
-        ("C7", ("rows",), []),
-        ("C7", ("rows", -1, "name"), c07.FULL),
-        ("C8", ("rows", 1, "accuracy"), 0.8),
-        ("C8", ("rows",), []),
-        ("C8", ("rows", 0), {"name": next(iter(c08.STEPS)), "steps": c08.QUICK_STEPS, "loss": [1.0], "accuracy": 0.1}),
+        ("D3", ("rows", 0, "accuracy"), [0.9, 0.45, 0.4]),
+        ("D3", ("rows", 0, "loss"), [2.7] * 10),
+        ("D3", ("rows",), []),
+        ("D3", ("rows", -1, "name"), d03.FULL),
+        ("D4", ("rows", 1, "accuracy"), 0.8),
+        ("D4", ("rows",), []),
+        ("D4", ("rows", 0), {"name": next(iter(d04.STEPS)), "steps": d04.QUICK_STEPS, "loss": [1.0], "accuracy": 0.1}),
     ],
 )
 def test_the_checks_notice_what_does_not_hold(name, path, value):
@@ -110,7 +110,7 @@ def test_the_checks_notice_what_does_not_hold(name, path, value):
         experiments.load(name).check(result)
 
 
-@pytest.mark.parametrize("name", ["C5", "C7", "C8"])
+@pytest.mark.parametrize("name", ["C5", "D3", "D4"])
 def test_short_runs_report_progress_and_are_shown(name, monkeypatch):
     for module, options in (
         (c05, {"STEPS": 2, "BLOCK_STEPS": 3}), (c07, {"QUICK_STEPS": 2}), (c08, {"QUICK_STEPS": 2}),
@@ -132,17 +132,17 @@ def test_short_runs_report_progress_and_are_shown(name, monkeypatch):
 
 
 def test_lists_ask_for_the_value_that_was_written_last():
-    sequence, answer = c07.draw(20, 3, torch.Generator().manual_seed(0))
+    sequence, answer = d03.draw(20, 3, torch.Generator().manual_seed(0))
     for tokens, right in zip(sequence.tolist(), answer.tolist(), strict=True):
         *listed, asked = tokens
         pairs = list(zip(listed[::2], listed[1::2], strict=True))
         assert sorted(key for key, _ in pairs) == sorted(3 * list({key for key, _ in pairs}))
-        assert dict(pairs)[asked] == c07.KEYS + right
+        assert dict(pairs)[asked] == d03.KEYS + right
 
 
 def test_without_forgetting_nothing_is_forgotten_and_training_leaves_it_so():
-    layer = c07.build("no forgetting").layer
-    x = torch.randn(2, 5, c07.WIDTH)
+    layer = d03.build("no forgetting").layer
+    x = torch.randn(2, 5, d03.WIDTH)
     assert not layer.gates(x)["alpha"].any()
     y, _ = layer(x)
     y.sum().backward()

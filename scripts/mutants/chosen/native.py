@@ -138,8 +138,8 @@ MUTANTS = (
     Mutant(
         "a triangle loses its diagonal",
         PRODUCT,
-        "smaller(depth, row + some) : depth",
-        "smaller(depth, row + some - 1) : depth",
+        "smaller(depth, (row + some + deep - 1) / deep) : depth",
+        "smaller(depth, (row + some - 1) / deep) : depth",
         VALUES,
     ),
     Mutant(
@@ -176,8 +176,8 @@ MUTANTS = (
     Mutant(
         "a turned triangle loses its diagonal",
         PRODUCT,
-        "part == Part::upper_left ? row : 0",
-        "part == Part::upper_left ? row + 1 : 0",
+        "part == Part::upper_left ? row / deep : 0",
+        "part == Part::upper_left ? row / deep + 1 : 0",
         VALUES,
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""C7: what each part of Titans is worth on recall with overwrites, as the paper's own ablation takes them out."""
+"""D3: what each part of Titans is worth on recall with overwrites, as the paper's own ablation takes them out."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def figures(result: Result) -> list[Figure]:
 
 
 EXPERIMENT = Experiment(
-    name="C7",
+    name="D3",
     title="Titans without its parts",
     claim="On recall with overwrites a deep memory behind convolutions works; its parts can be taken out one by one.",
     source="Behrouz et al. (2024), arXiv:2501.00663: the ablation; Dive into Deep Learning §12.6",

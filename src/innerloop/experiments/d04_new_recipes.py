@@ -1,4 +1,4 @@
-"""C8: recipes that nobody has named, each a trainable layer by one line."""
+"""D4: recipes that nobody has named, each a trainable layer by one line."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def figures(result: Result) -> list[Figure]:
 
 
 EXPERIMENT = Experiment(
-    name="C8",
+    name="D4",
     title="Recipes without a name",
     claim="Any choice of weights, memory and solver is a layer that trains, also one that nobody has published.",
     source="Ours: DESIGN's three choices; Dive into Deep Learning §12.6, One recipe",
