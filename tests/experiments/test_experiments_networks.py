@@ -113,7 +113,7 @@ def test_the_checks_notice_what_does_not_hold(name, path, value):
 @pytest.mark.parametrize("name", ["C5", "D3", "D4"])
 def test_short_runs_report_progress_and_are_shown(name, monkeypatch):
     for module, options in (
-        (c05, {"STEPS": 2, "BLOCK_STEPS": 3}), (c07, {"QUICK_STEPS": 2}), (c08, {"QUICK_STEPS": 2}),
+        (c05, {"STEPS": 2, "BLOCK_STEPS": 3}), (d03, {"QUICK_STEPS": 2}), (d04, {"QUICK_STEPS": 2}),
     ):  # fmt: skip
         for option, value in options.items():
             monkeypatch.setattr(module, option, value)
