@@ -83,5 +83,6 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=3,
+    seconds=160,
+    quick_seconds=60,
 )
