@@ -21,6 +21,7 @@ from innerloop.experiments.blocks import hope_layer, recall, training
 from innerloop.experiments.blocks.gated_delta_net import GatedDeltaNetBlock, LanguageModel
 from innerloop.experiments.blocks.hope import HopeBlock
 from innerloop.experiments.experiment import Settings
+from innerloop.probe.trial import one_thread
 from innerloop.report import drawing
 from innerloop.testing import assert_close
 
@@ -251,7 +252,7 @@ def test_training_leaves_threads_and_the_global_generator_alone():
     recall.train(5, 2)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
-    with pytest.raises(ValueError, match="inside"), recall.one_thread():
+    with pytest.raises(ValueError, match="inside"), one_thread():
         assert torch.get_num_threads() == 1
         raise ValueError("inside")
     assert torch.get_num_threads() == threads

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from innerloop.experiments.blocks.recall import one_thread
 from innerloop.experiments.experiment import Experiment, Figure, Result, Settings, Table
+from innerloop.probe.trial import one_thread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from innerloop.experiments.blocks.hope_layer import HopeLayerBlock, layers
-from innerloop.experiments.blocks.recall import CHANCE, PAIRS, HopeBlock, accuracy, held_out, one_thread, train_each
+from innerloop.experiments.blocks.recall import CHANCE, PAIRS, HopeBlock, accuracy, held_out, train_each
 from innerloop.experiments.experiment import Experiment, Figure, Result, Settings, Table
+from innerloop.probe.trial import one_thread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

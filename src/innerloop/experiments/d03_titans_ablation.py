@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from innerloop.experiments.blocks.layer_recall import LayerRecall
-from innerloop.experiments.blocks.recall import one_thread
 from innerloop.experiments.experiment import Experiment, Figure, Result, Settings, Table
 from innerloop.nn import Titans
+from innerloop.probe.trial import one_thread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from innerloop import files
 from innerloop.data.tasks import Task
 from innerloop.probe.contender import Contender
 from innerloop.probe.trial import Budget, Row, trial
+from innerloop.rows import read_row
 
 VERSION = 1
 """Of the files."""
@@ -100,7 +101,7 @@ class Board:
             OSError: If it cannot be written.
         """
         path, key = self.file(chosen.name, seed), f"{torch.__version__} {chosen.key}".strip()
-        found = _read(path, key)
+        found = read_row(path, Row, key, VERSION)
         if found is not None:
             return found, False
         plan = self.plan
@@ -108,14 +109,3 @@ class Board:
         path.parent.mkdir(exist_ok=True)
         files.write_text(path, json.dumps({"version": VERSION, "key": key, **asdict(row)}) + "\n")
         return row, True
-
-
-def _read(path: Path, key: str) -> Row | None:
-    """Return the row that is kept under this key; None if there is none, or it is another's or torn."""
-    try:
-        stored = json.loads(path.read_text("utf-8"))
-        if stored.pop("version") != VERSION or stored.pop("key") != key:
-            return None
-        return Row(**stored) if stored.keys() == {field.name for field in fields(Row)} else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None

@@ -10,13 +10,14 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from innerloop import files
+from innerloop import rows as kept
 from innerloop.data import Tokenizer
 from innerloop.lm import Config, LanguageModel, parse
 from innerloop.training.evaluation import windows_score
@@ -217,13 +218,7 @@ def write_row(path: Path, row: Row, key: str) -> None:
 
 def read_row(path: Path, key: str) -> Row | None:
     """Return the row that is kept under this key; None if there is none, or it is another's or torn."""
-    try:
-        stored = json.loads(path.read_text("utf-8"))
-        if stored.pop("version") != VERSION or stored.pop("key") != key:
-            return None
-        return Row(**stored) if stored.keys() == {field.name for field in fields(Row)} else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    return kept.read_row(path, Row, key, VERSION)
 
 
 def summarised(rows: list[Row]) -> Summary:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from innerloop import ops
-from innerloop.experiments.blocks.recall import one_thread
+from innerloop.probe.trial import one_thread
 
 KEYS, VALUES = 8, 16
 TRAINING, HELD_OUT, BATCH, RATE = 4096, 1024, 256, 3e-3

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from innerloop.experiments.blocks.hope import HopeBlock
+from innerloop.probe.trial import one_thread
 
 KEYS, VALUES = 8, 12
 CHANCE = 1 / VALUES
@@ -54,17 +54,6 @@ _trained: dict[tuple[int, int, bool], Trained] = {}
 
 def no_report(fraction: float) -> None:
     """Leave progress unreported."""
-
-
-@contextmanager
-def one_thread() -> Generator[None, None, None]:
-    """Run on one thread, for tensors so small that sharing them costs more than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def train(seed: int, steps: int, *, memory: bool = True, progress: Callable[[float], None] = no_report) -> Trained:
