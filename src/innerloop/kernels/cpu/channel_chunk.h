@@ -80,10 +80,6 @@ template <class T>
 INNERLOOP_INLINE void multiply(T* to, const T* a, T b, int64_t n) {
   for (int64_t i = 0; i < n; i += kLanes<T>) store(to + i, load(a + i) * b);
 }
-template <class T>
-INNERLOOP_INLINE void fill(T* to, T value, int64_t n) {
-  for (int64_t i = 0; i < n; i += kLanes<T>) store(to + i, splat(value));
-}
 
 // x and all y of a token, y's rows `apart`; returns by what the key was multiplied.
 template <class T>

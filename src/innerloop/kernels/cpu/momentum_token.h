@@ -2,36 +2,9 @@
 #pragma once
 
 #include "momentum.h"
+#include "token.h"
 
 namespace innerloop::INNERLOOP_ISA {
-
-// For N vectors of columns, or one column for N = 0: what k reads of S, and q of S and U.
-template <class T, int N>
-INNERLOOP_INLINE void ask_pair(const T* memory, const T* momentum, int64_t K, int64_t V, const T* k, const T* q, T* asked,
-                               T* found, T* moved) {
-  if constexpr (N == 0) {
-    T a = 0, b = 0, c = 0;
-    for (int64_t row = 0; row < K; ++row) {
-      const T s = memory ? memory[row * V] : T(0), u = momentum ? momentum[row * V] : T(0);
-      a += k[row] * s, b += q[row] * s, c += q[row] * u;
-    }
-    *asked = a, *found = b, *moved = c;
-  } else {
-    Vec<T> a[N] = {}, b[N] = {}, c[N] = {};
-    for (int64_t row = 0; row < K; ++row) {
-      const Vec<T> x = splat(k[row]), y = splat(q[row]);
-#pragma GCC unroll 2
-      for (int j = 0; j < N; ++j) {
-        const int64_t at = row * V + j * kLanes<T>;
-        const Vec<T> s = memory ? load(memory + at) : Vec<T>{}, u = momentum ? load(momentum + at) : Vec<T>{};
-        a[j] += x * s, b[j] += y * s, c[j] += y * u;
-      }
-    }
-#pragma GCC unroll 2
-    for (int j = 0; j < N; ++j)
-      store(asked + j * kLanes<T>, a[j]), store(found + j * kLanes<T>, b[j]), store(moved + j * kLanes<T>, c[j]);
-  }
-}
 
 // U' = eta U + k d^T and S' = keep S + U' for a row of K; each may lie where it lay.
 template <class T>
@@ -64,13 +37,11 @@ static void momentum_token(Walk<T>& w, const Course<T>& f) {
   const T* memory = call.state ? static_cast<const T*>(call.state) + place : nullptr;
   const T* momentum = call.momentum ? static_cast<const T*>(call.momentum) + place : nullptr;
   T *asked = x.read, *found = x.read + f.wide_v, *moved = w.out;
-  int64_t i = 0;
-  for (; i + 2 * kLanes<T> <= V; i += 2 * kLanes<T>)
-    ask_pair<T, 2>(memory ? memory + i : nullptr, momentum ? momentum + i : nullptr, K, V, k, q, asked + i, found + i, moved + i);
-  for (; i < V; ++i)
-    ask_pair<T, 0>(memory ? memory + i : nullptr, momentum ? momentum + i : nullptr, K, V, k, q, asked + i, found + i, moved + i);
+  fill(asked, T(0), f.wide_v), fill(found, T(0), f.wide_v), fill(moved, T(0), f.wide_v);
+  if (memory) ask<true>(memory, K, V, k, q, asked, found);
+  if (momentum) ask<false, T>(momentum, K, V, nullptr, q, nullptr, moved);
   const T theta = x.theta[0], keep = x.keep[0], eta = x.eta[0], scale = T(call.scale), own = dot(q, k, f.wide_k);
-  for (i = 0; i < V; ++i) {
+  for (int64_t i = 0; i < V; ++i) {
     const T write = theta * (w.update[i] - asked[i]);
     w.update[i] = write;
     moved[i] = scale * (keep * found[i] + eta * moved[i] + own * write);

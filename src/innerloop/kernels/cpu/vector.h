@@ -162,6 +162,10 @@ INNERLOOP_INLINE T dot(const T* a, const T* b, int64_t n) {
   for (int64_t i = 0; i < n; i += kLanes<T>) total += load(a + i) * load(b + i);
   return sum_of<T>(total);
 }
+template <class T>
+INNERLOOP_INLINE void fill(T* to, T value, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes<T>) store(to + i, splat(value));
+}
 
 // How many elements lie between two rows of n: whole cache lines, an odd number of them, so that the rows of a column
 // strip spread over all sets of the cache.
