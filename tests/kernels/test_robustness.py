@@ -376,7 +376,7 @@ def longer(n, x):
 long = long.map(longer).tracked()
 with open("/proc/self/statm") as file:
     taken = int(file.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (taken + (300 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (taken + (150 << 20),) * 2)
 try:
     run(long)
 except (MemoryError, RuntimeError) as error:

@@ -21,6 +21,7 @@ struct Backward {
   T *past, *write;          // [2C, K]: X and Y; [C, K]: Z
   T *grad_q, *grad_k, *grad_v;
   T *grad_state, *grad_states[kTogether];  // [V, K]: dS' turned, the one that is at hand and all
+  T* between[kTogether];    // memories between two that the call's trail keeps
   T* by_column;             // [C]: of each write, what tokens from here on say of its decays
   // [C]: of g, what passes over token t within the chunk; of p; and of beta
   double *by_gate, *by_carry, *by_rate;
@@ -29,7 +30,8 @@ struct Backward {
     for (T*& state : grad_states) state = arena.take<T>(f.wide_v * f.step_k);
     for (int64_t n = 0; n < f.call.together && !f.call.trail; ++n)
       trails[n] = Trail<T>::of_scratch(arena, f, chunks);
-    const int64_t c = f.C, square = c * f.step_c;
+    const int64_t c = f.C, square = c * f.step_c, missing = f.call.trail ? Trail<T>::of_call(f).every - 1 : 0;
+    for (T*& states : between) states = arena.take<T>(missing * f.memory());
     chunk.take(arena, f);
     faded = arena.take<T>(c * f.step_v), value = arena.take<T>(c * f.step_v);
     slope = arena.take<T>((c + f.wide_c) * f.step_v), scaled = arena.take<T>(2 * c * f.step_v);
@@ -62,6 +64,19 @@ static void replay(Backward<T>& x, const Frame<T>& f, const Trail<T>& trail) {
       correct<T>(x.chunk, f, size, update, start ? x.chunk.read : nullptr);
     }
     if (i + 1 < chunks) remember<T>(x.chunk, f, size, update, x.faded, start, trail.state(i + 1));
+  }
+}
+
+// The memories behind the one that the trail keeps, up to that of chunk i's start.
+template <class T>
+static void fill_between(Backward<T>& x, const Frame<T>& f, const Trail<T>& trail, int64_t i, T* between) {
+  const int64_t first = i - i % trail.every;
+  const T* start = first == 0 && !f.call.state ? nullptr : trail.state(first);
+  for (int64_t j = first; j < i; ++j, between += trail.memory) {
+    x.chunk.turns = {f.span(j), f.span(j + 1)};
+    read_tokens(x.chunk, f, f.begin + j * f.C, f.C, false);
+    remember<T>(x.chunk, f, f.C, trail.update(j), x.faded, start, between);
+    start = between;
   }
 }
 
@@ -222,9 +237,9 @@ static void write_gradients(Backward<T>& x, const Frame<T>& f, int64_t begin, in
 }
 
 template <class T>
-static void backward_chunk(Backward<T>& x, const Frame<T>& f, const Trail<T>& trail, int64_t i, bool pulled) {
+static void backward_chunk(Backward<T>& x, const Frame<T>& f, const Trail<T>& trail, int64_t i, const T* start,
+                           bool pulled) {
   const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
-  const T* start = i == 0 && !f.call.state ? nullptr : trail.state(i);
   const T* update = trail.update(i);
   for (int64_t t = 0; t < size; ++t) x.by_carry[t] = x.by_rate[t] = 0;
   if (start) ask_block(start, f.memory());
@@ -257,9 +272,13 @@ static void backward(const ScalarCall& call, int64_t job, char* scratch) {
   for (int64_t i = chunks - 1; i >= 0; --i)
     for (int64_t n = 0; n < share.heads; ++n) {
       const Frame<T> f(call, share.sequence, share.head + n);
+      const Trail<T>& trail = x.trails[n];
+      const int64_t behind = i % trail.every;
+      if (behind && (i + 1 == chunks || behind + 1 == trail.every)) fill_between(x, f, trail, i, x.between[n]);
+      const T* start = behind ? x.between[n] + (behind - 1) * trail.memory : trail.state(i);
       x.grad_state = x.grad_states[n];
       x.chunk.turns = {f.span(i), share.after(f, i, n, -1)};
-      backward_chunk(x, f, x.trails[n], i, call.grad_final || i + 1 < chunks);
+      backward_chunk(x, f, trail, i, i == 0 && !call.state ? nullptr : start, call.grad_final || i + 1 < chunks);
     }
   for (int64_t n = 0; n < share.heads && call.grad_state; ++n) {
     const Frame<T> f(call, share.sequence, share.head + n);

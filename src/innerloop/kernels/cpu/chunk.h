@@ -11,6 +11,7 @@ constexpr double kSmallestDecay = -120.0;  // e^-120 is 0 beside anything, and s
 // Widths of rows, and where a job stands.
 template <class T>
 struct Frame : Place<ScalarCall> {
+  static constexpr bool kMayBeSparse = true;
   int64_t wide_k, wide_v, wide_c;  // padded to the lanes
   int64_t step_k, step_v, step_c;  // from row to row
 

@@ -57,14 +57,14 @@ static void forward_chunk(Forward<T>& x, const Frame<T>& f, int64_t begin, int64
   if (after) remember<T>(chunk, f, size, update, x.faded, before, after);
 }
 
-// Chunk i of one head. With a trail the memories go into it, else there is one, changed in place.
+// Chunk i of one head. Memories that a trail keeps go into it, the others into one that is changed in place.
 template <class T>
 static void forward_turn(Forward<T>& x, const Frame<T>& f, int64_t i, T* state) {
   const int64_t begin = f.begin + i * f.C, size = smaller(f.C, f.end - begin);
   const bool empty = i == 0 && !f.call.state, last = begin + size == f.end;
   const Trail<T> trail = f.call.trail ? Trail<T>::of_call(f) : Trail<T>{};
-  T* before = f.call.trail ? trail.state(i) : state;
-  T* after = last && !f.call.final ? nullptr : last || !f.call.trail ? state : trail.state(i + 1);
+  T* before = f.call.trail && trail.keeps(i) ? trail.state(i) : state;
+  T* after = last && !f.call.final ? nullptr : last || !f.call.trail || !trail.keeps(i + 1) ? state : trail.state(i + 1);
   if (i == 0 && f.call.state) read_state(f, f.call.state, before);
   forward_chunk<T>(x, f, begin, size, f.call.trail ? trail.update(i) : x.update, empty ? nullptr : before, after);
   if (last && f.call.final) write_state(f, state, f.call.final);

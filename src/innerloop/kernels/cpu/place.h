@@ -31,6 +31,7 @@ struct Turns {
 // One head of one sequence.
 template <class Call>
 struct Place {
+  static constexpr bool kMayBeSparse = false;  // whether its trail keeps fewer memories when it is large
   const Call& call;
   int64_t K, V, C;
   int64_t sequence, head, begin, end, row;
@@ -66,6 +67,8 @@ struct Place {
   int64_t shared(const Strided& x, int64_t token) const { return at(x, token, key_head()); }
 };
 
+constexpr int64_t kSparseFrom = 64 << 20;  // bytes of a trail
+
 // Hands out rows of a job's scratch; without memory it only counts.
 struct Arena {
   char* memory;
@@ -95,36 +98,55 @@ struct Arena {
 #endif
 };
 
-// The memory at every chunk's start, which has f.memory() numbers, and the chunk's writes [written, V], of one head.
+// Of one head: the memory at every kept chunk's start, which has f.memory() numbers, and all chunks' writes [written, V].
 template <class T>
 struct Trail {
   T* data = nullptr;
-  int64_t step = 0, memory = 0;
+  int64_t step = 0, memory = 0, writes = 0;
+  int64_t every = 1;  // one memory is kept of so many chunks
 
-  T* state(int64_t i) const { return data + i * step; }
-  T* update(int64_t i) const { return data + i * step + memory; }
+  bool keeps(int64_t i) const { return i % every == 0; }
+  T* state(int64_t i) const { return data + i / every * step; }
+  T* update(int64_t i) const { return state(i) + memory + i % every * writes; }
 
   template <class F>
-  static int64_t block(const F& f) {
-    return f.memory() + f.written() * f.step_v;
+  static int64_t block(const F& f, int64_t every) {
+    return f.memory() + every * f.written() * f.step_v;
   }
   template <class F>
   static Trail of_scratch(Arena& arena, const F& f, int64_t chunks) {
-    return {arena.take<T>(chunks * block(f)), block(f), f.memory()};
+    return {arena.take<T>(chunks * block(f, 1)), block(f, 1), f.memory()};
   }
-  // Of the call's trail, where the heads of a chunk lie side by side; packed sequences begin a chunk of their own.
+  // Of the call's trail, where the heads of a chunk lie side by side; packed sequences begin a block of their own.
   template <class F>
   static Trail of_call(const F& f) {
-    const Header& h = f.call.header;
-    const int64_t before = h.bounds ? (f.begin - h.bounds[0]) / f.C + f.sequence : f.sequence * f.chunks();
-    T* data = static_cast<T*>(f.call.trail) + (before * f.call.heads + f.head) * block(f);
-    return {data, f.call.heads * block(f), f.memory()};
+    const int64_t every = every_of(f), h = f.call.heads, size = block(f, every);
+    const int64_t before = f.call.header.bounds ? (f.begin - f.call.header.bounds[0]) / (every * f.C) + f.sequence
+                                                : f.sequence * blocks(f, every);
+    T* data = static_cast<T*>(f.call.trail) + (before * h + f.head) * size;
+    return {data, h * size, f.memory(), f.written() * f.step_v, every};
   }
   template <class F>
   static int64_t of_call_bytes(const F& f) {
+    return bytes(f, every_of(f));
+  }
+
+ private:
+  // A trail that caches hold keeps all memories. Of a large one that may be sparse, three of four memories cost less to
+  // compute again, from the writes, than to put into memory and to fetch.
+  template <class F>
+  static int64_t every_of(const F& f) {
+    return f.kMayBeSparse && bytes(f, 1) > kSparseFrom ? 4 : 1;
+  }
+  template <class F>
+  static int64_t blocks(const F& f, int64_t every) {
+    return (f.chunks() + every - 1) / every;
+  }
+  template <class F>
+  static int64_t bytes(const F& f, int64_t every) {
     const Header& h = f.call.header;
-    const int64_t chunks = h.bounds ? h.length / f.C + h.sequences + 1 : h.sequences * f.chunks();
-    return chunks * f.call.heads * block(f) * int64_t(sizeof(T));
+    const int64_t all = h.bounds ? h.length / (every * f.C) + h.sequences + 1 : h.sequences * blocks(f, every);
+    return all * f.call.heads * block(f, every) * int64_t(sizeof(T));
   }
 };
 

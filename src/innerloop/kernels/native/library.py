@@ -28,7 +28,8 @@ TENSOR, TENSOR_SIZE = "6q", 6
 ABSENT = (0,) * 6
 _NAMED = {"INNERLOOP_BACKEND": ("torch",), "INNERLOOP_ISA": ("plain", "avx2", "avx512", "avx512_bf16")}
 """What is read of the environment, and its values."""
-_LARGE = 4 << 20
+LARGE = 4 << 20
+"""Bytes from which memory comes in large pages."""
 _ONE_THREAD = 1 << 19
 """Multiplications below which a second thread costs more than it brings."""
 
@@ -214,7 +215,7 @@ def outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def empty(like: Tensor) -> Tensor:
     """Return a new contiguous tensor, in large pages if it is large: small ones cost more than what fills them."""
     new = torch.empty_like(like, memory_format=torch.contiguous_format)
-    if new.nbytes >= _LARGE:
+    if new.nbytes >= LARGE:
         _LIBRARY.innerloop_large_pages(new.data_ptr(), new.nbytes)
     return new
 

@@ -27,6 +27,7 @@ from innerloop.kernels.native.library import (
     structure,
     threads_for,
 )
+from innerloop.kernels.native.spare import Spare
 from innerloop.shapes import compute_dtype
 
 _CHUNK = 32
@@ -90,6 +91,9 @@ class Fields:
         return (*whole, scale, *tensors, *(0,) * between, *strided(slope), *(0,) * behind, *types)
 
 
+_TRAILS = Spare()
+
+
 class _Slopes(NamedTuple):
     """A call for gradients, prepared: outlines of those that are wanted."""
 
@@ -150,7 +154,7 @@ class Matrices(Native):
         """Return ``o`` and the memory after the last token, and the trail of memories where the call leaves one."""
         # Nobody writes what lies outside of packed sequences.
         out = empty(call.out) if held[-1] is None else call.out.new_zeros(call.out.shape)
-        trail = None if call.trail is None else empty(call.trail)
+        trail = None if call.trail is None else _TRAILS.take(call.trail)
         results = (out, *[empty(x) for x in call.states])
         call.run(*addresses((*held, trail, *results)))
         return results, trail
