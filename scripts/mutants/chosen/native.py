@@ -29,6 +29,7 @@ MOMENTUM = contract("momentum_delta_rule", "chunk_equals_recurrent every_precisi
 EMPTY = tests("kernels/test_robustness.py", "test_a_sequence_without_tokens_hands_its_slope_on")
 LINEAR = tests("kernels/test_series.py", "test_linear_maps_are_those_of_float64")
 GATES = tests("kernels/test_series.py", "test_gates_are_those_of_float64")
+SPARSE = tests("kernels/test_spare.py", "test_a_trail_that_keeps_one_memory_of_four_changes_no_bit")
 DENORMALS = tests("kernels/test_robustness.py", "test_denormals_count_as_zero_within_a_call_and_only_there")
 
 MUTANTS = (
@@ -197,9 +198,30 @@ MUTANTS = (
     Mutant(
         "packed sequences leave their trails in one place",
         PLACE,
-        "(f.begin - h.bounds[0]) / f.C + f.sequence",
-        "(f.begin - h.bounds[0]) / f.C",
+        "(every * f.C) + f.sequence",
+        "(every * f.C)",
         PACKED,
+    ),
+    Mutant(
+        "a memory between two kept ones is that of a chunk too early",
+        BACKWARD,
+        "x.between[n] + (behind - 1) * trail.memory",
+        "x.between[n] + (behind / 2) * trail.memory",
+        SPARSE,
+    ),
+    Mutant(
+        "memories between begin at none where the call began with one",
+        BACKWARD,
+        "const T* start = first == 0 && !f.call.state ? nullptr : trail.state(first);",
+        "const T* start = first == 0 ? nullptr : trail.state(first);",
+        SPARSE,
+    ),
+    Mutant(
+        "writes of a sparse trail lie over each other",
+        PLACE,
+        "memory + i % every * writes",
+        "memory",
+        SPARSE,
     ),
     Mutant(
         "the memory at the last chunk's start is not left",
