@@ -264,6 +264,28 @@ def test_the_whole_table_becomes_numbers_a_page_and_figures(short, tmp_path, cap
     assert kept(target.read_text()) == "written by hand"
 
 
+def test_rows_are_measured_again_in_their_places(short, tmp_path, capsys, monkeypatch):
+    words = ["--seconds", "0.02", "--no-memory"]
+    written, target = tmp_path / "numbers.json", tmp_path / "page.md"
+    assert main(["bench", *words, "--json", str(written)]) == 0
+    before = json.loads(written.read_text())
+    capsys.readouterr()
+    monkeypatch.setattr(everything, "commit_of", lambda _: "a later commit")
+    again = [*words, "--results", str(written), "--page", str(target), "--row", short[1].title]
+    assert main(["bench", *again]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+    after = json.loads(written.read_text())
+    assert [row["title"] for row in after["rows"]] == [row["title"] for row in before["rows"]]
+    same = [x == y for x, y in zip(before["rows"], after["rows"], strict=True)]
+    assert same == [True, False, True, True, True]
+    assert f"Measured again, at commit a later commit: {short[1].title}.\n" in target.read_text()
+    elsewhere = {**before, "machine": {**before["machine"], "cpu": "another"}}
+    written.write_text(json.dumps(elsewhere))
+    assert main(["bench", *again]) == 2
+    assert "must be of this machine" in capsys.readouterr().err
+    assert json.loads(written.read_text()) == elsewhere
+
+
 def test_one_rule_is_compared_in_one_shape(tmp_path, capsys):
     file = tmp_path / "numbers.json"
     words = "--rule delta_rule --shape B=2,T=40,H=2,K=8,G=4,V=6 --way both --against torch --against sdpa"
@@ -292,6 +314,9 @@ def test_one_rule_is_compared_in_one_shape(tmp_path, capsys):
         ("--json /no/such/folder/x.json", "folder that exists"),
         ("--results nothing.json", "--page"),
         ("--results /no/such.json --page x.md", "whole table"),
+        ("--row no_such_row", "part of a row's title"),
+        ("--row titans --rule titans", "leave --rule out"),
+        ("--row titans --page x.md", "name --results"),
         ("--rule titans --shape T=5", "timed at the table's shapes"),
         ("--rule cms", "has rows for titans, ttt, hope"),
         ("surplus", "surplus"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,17 +33,26 @@ def measure_everything(pace: Pace, told: Told, done: Callable[[dict[str, Any]], 
     Returns:
         Plain values, for a file and for the page.
     """
-    result: dict[str, Any] = {"machine": describe(), "commit": commit_of(PACKAGE), "seed": 0, "rows": []}
-    for row in ROWS:
-        told(row.title)
-        result["rows"].append(row.measure(pace))
-        done(result["rows"][-1])
+    result: dict[str, Any] = {"machine": describe(), "commit": commit_of(PACKAGE), "seed": 0}
+    result["rows"] = measure_rows(ROWS, pace, told, done)
     result["rules"] = list(every_rule(pace, told))
     told("time against length and batch")
     result["curves"] = curves("gated_delta_rule", pace, told=told)
     told("busy neighbours")
     result["neighbours"] = beside_neighbours(torch.get_num_threads())
     return result
+
+
+def measure_rows(
+    rows: Sequence[Row], pace: Pace, told: Told, done: Callable[[dict[str, Any]], None]
+) -> list[dict[str, Any]]:
+    """Measure rows of the table; each names the commit that it was measured at."""
+    found = []
+    for row in rows:
+        told(row.title)
+        found.append({**row.measure(pace), "commit": commit_of(PACKAGE)})
+        done(found[-1])
+    return found
 
 
 def every_rule(pace: Pace, told: Told) -> Iterator[dict[str, Any]]:

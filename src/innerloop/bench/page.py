@@ -83,6 +83,7 @@ def page(result: dict[str, Any], by_hand: str = "") -> str:
         _about(result),
         _HOW,
         "## What was to be reached\n",
+        *_measured_since(result),
         table(_COLUMNS, (_row(row) for row in result["rows"])),
         *_notes(result["rows"]),
         "\n## Against length and batch\n",
@@ -153,6 +154,15 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
         others |= {x["title"]: None for name, x in found.items() if name != "innerloop"}
     notes = [f"- {row['title']}: {row['note']}" for row in rows if row["note"]]
     return ["", f"Others: {'; '.join(others)}.", "", *notes]
+
+
+def _measured_since(result: dict[str, Any]) -> list[str]:
+    """Return a sentence for each later commit at which rows were measured again."""
+    titles: dict[str, list[str]] = {}
+    for row in result["rows"]:
+        if row.get("commit", result["commit"]) != result["commit"]:
+            titles.setdefault(row["commit"] or "unknown", []).append(row["title"])
+    return [f"Measured again, at commit {commit}: {'; '.join(rows)}.\n" for commit, rows in titles.items()]
 
 
 def _rule(row: dict[str, Any]) -> list[str]:

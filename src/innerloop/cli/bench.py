@@ -1,6 +1,7 @@
 """Time the kernels against the alternatives on this machine.
 
-Without a rule the whole table is measured, which takes ten minutes; with one, that rule in one shape.
+Without a rule the whole table is measured, which takes ten minutes; with one, that rule in one shape. Rows of the
+table can be measured again, and take the place of the earlier ones.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from innerloop.cli.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from innerloop.bench.compare import Pace
 
 NAME = "bench"
@@ -26,6 +29,7 @@ _AXES = "BTHGKV"
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--rule", metavar="RULE", help="time this rule alone; innerloop rules lists them")
+    parser.add_argument("--row", metavar="TEXT", action="append", help="measure rows whose titles have it; repeatable")
     parser.add_argument("--shape", metavar="SIZES", help="such as B=1,T=2048,H=16,K=128, the sizes left out are these")
     parser.add_argument("--way", choices=_WAYS, action="append", help="which way, all if left out; may be repeated")
     parser.add_argument("--against", choices=_AGAINST, action="append", help="whom, all if left out; may be repeated")
@@ -35,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-memory", action="store_true", help="leave out peak memory, which takes more processes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers; in a folder, named by machine")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the table and the figures as a Markdown page")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="measure nothing, take an earlier --json")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="an earlier --json, for a page or for --row")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,18 +55,20 @@ def run(arguments: argparse.Namespace) -> int:
         InputError: If an argument is wrong.
     """
     _check(arguments)
-    if arguments.results is not None:
-        _write_page(arguments.page, _read(arguments.results))
-        return 0
-    from innerloop.bench.compare import Pace
-
-    _set_threads(arguments.threads)
-    pace = Pace(arguments.seconds, not arguments.no_memory)
-    result = _one(arguments, pace) if arguments.rule else _whole_table(pace)
-    if arguments.json is not None:
+    result = _read(arguments.results) if arguments.results is not None else {}
+    if not result or arguments.row:
+        from innerloop.bench.compare import Pace
         from innerloop.files import write_text
 
-        write_text(_target(arguments.json, result["machine"]), json.dumps(result, indent=1) + "\n")
+        _set_threads(arguments.threads)
+        pace = Pace(arguments.seconds, not arguments.no_memory)
+        if arguments.row:
+            result = _again(arguments.row, pace, result)
+        else:
+            result = _one(arguments, pace) if arguments.rule else _whole_table(pace)
+        target = arguments.results or (arguments.json and _target(arguments.json, result["machine"]))
+        if target is not None:
+            write_text(target, json.dumps(result, indent=1) + "\n")
     if arguments.page is not None:
         _write_page(arguments.page, result)
     return 0
@@ -78,8 +84,12 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InputError(f"--{name} is for one rule: name it with --rule, or leave --{name} out")
     if arguments.page is not None and arguments.rule:
         raise InputError("--page is for the whole table: leave --rule out, or --page")
-    if arguments.results is not None and (arguments.page is None or arguments.json is not None or arguments.rule):
-        raise InputError("--results draws a page from earlier numbers: give it --page and nothing else")
+    if arguments.row and (arguments.rule or (arguments.page is not None and arguments.results is None)):
+        raise InputError("--row measures rows of the whole table: leave --rule out, and name --results for a --page")
+    if arguments.results is not None and (arguments.json is not None or arguments.rule):
+        raise InputError("--results has the numbers of an earlier table: leave --json and --rule out")
+    if arguments.results is not None and arguments.page is None and not arguments.row:
+        raise InputError("--results draws a page from earlier numbers: give it --page, or rows to measure with --row")
     for name in ("json", "page"):
         path = getattr(arguments, name)
         # After minutes of measuring it would be too late to find out.
@@ -105,24 +115,46 @@ def _set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _whole_table(pace: Pace) -> dict[str, Any]:
-    from innerloop.bench.everything import measure_everything
+def _told(words: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{words}", end="", file=sys.stderr, flush=True)
+
+
+def _done(row: dict[str, Any]) -> None:
     from innerloop.bench.page import row_text
 
-    def told(words: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\033[K… {words}", end="", file=sys.stderr, flush=True)
+    _told("")
+    print(row_text(row), flush=True)
 
-    def done(row: dict[str, Any]) -> None:
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-        print(row_text(row), flush=True)
 
-    result = measure_everything(pace, told, done)
+def _whole_table(pace: Pace) -> dict[str, Any]:
+    from innerloop.bench.everything import measure_everything
+
+    result = measure_everything(pace, lambda words: _told(f"… {words}"), _done)
     verdicts = [row["verdict"] for row in result["rows"]]
-    told("")
+    _told("")
     print(", ".join(f"{verdicts.count(word)} {word}" for word in ("pass", "short", "absent") if word in verdicts))
     return {**result, "command": "innerloop bench"}
+
+
+def _again(wanted: Sequence[str], pace: Pace, earlier: dict[str, Any]) -> dict[str, Any]:
+    """Measure rows, and put them where an earlier table has those of their names."""
+    from innerloop.bench.everything import ROWS, measure_rows
+    from innerloop.bench.machine import describe, file_name
+
+    here = file_name(describe())
+    if earlier and file_name(earlier["machine"]) != here:
+        raise InputError(f"--results must be of this machine, {here}; got {file_name(earlier['machine'])}")
+    for text in wanted:
+        if not any(text in row.title for row in ROWS):
+            titles = "; ".join(row.title for row in ROWS)
+            raise InputError(f"--row must be part of a row's title, one of {titles}; got {text!r}")
+    chosen = [row for row in ROWS if any(text in row.title for text in wanted)]
+    found = {row["title"]: row for row in measure_rows(chosen, pace, lambda words: _told(f"… {words}"), _done)}
+    if not earlier:
+        return {"machine": describe(), "rows": list(found.values())}
+    kept = [found.pop(row["title"], row) for row in earlier["rows"]]
+    return {**earlier, "rows": [*kept, *found.values()]}
 
 
 def _one(arguments: argparse.Namespace, pace: Pace) -> dict[str, Any]:
