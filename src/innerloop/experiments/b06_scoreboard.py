@@ -146,4 +146,5 @@ EXPERIMENT = Experiment(
     figures=figures,
     seconds=3600,
     quick_seconds=120,
+    alone=True,
 )
