@@ -216,6 +216,15 @@ def test_an_experiment_that_cannot_be_imported_fails_when_run(install, make, run
     assert 'raise ImportError("no such module")' in record.traceback
 
 
+def test_what_a_run_keeps_for_the_next_is_its_own_codes_and_goes_with_the_parts(tmp_path):
+    one, other = (runner.Parts(tmp_path / "A1.parts", key) for key in ("a" * 64, "b" * 64))
+    one.kept("weights").write_text("kept")
+    assert runner.Parts(tmp_path / "A1.parts", "a" * 64).kept("weights").read_text() == "kept"
+    assert not other.kept("weights").exists()
+    one.remove()
+    assert not list(tmp_path.iterdir())
+
+
 class TestSourcesKey:
     """Equal keys must mean equal numbers."""
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -130,7 +130,7 @@ def run_all(
     force: bool = False,
     key: Callable[[Experiment, bool], str] | None = None,
     start: Callable[[Order, Tell], Running] | None = None,
-) -> Iterator[Record]:
+) -> Generator[Record, None, None]:
     """Run experiments, at most ``jobs`` at a time, those that take longest first; one that fails stops no other.
 
     Each has a process with one thread, so that its numbers do not depend on ``jobs``. Those that measure time run with
@@ -180,7 +180,7 @@ def _in_order(jobs: Sequence[_Job]) -> list[_Job]:
 
 def _run_waiting(
     waiting: list[_Job], watch: Watch, jobs: int, start: Callable[[Order, Tell], Running]
-) -> Iterator[Record]:
+) -> Generator[Record, None, None]:
     news: queue.SimpleQueue[tuple[_Job, News | int]] = queue.SimpleQueue()
     running: list[_Job] = []
 
