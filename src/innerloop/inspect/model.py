@@ -13,7 +13,7 @@ from innerloop.inspect.network import KINDS as NETWORKS
 from innerloop.inspect.network import trace_network
 from innerloop.inspect.trace import Trace, trace
 from innerloop.nn import Layer
-from innerloop.nn.layer import Written
+from innerloop.nn.layer import Given
 
 
 class Call(NamedTuple):
@@ -39,8 +39,8 @@ def recording(model: nn.Module) -> Generator[list[Call], None, None]:
     """
     calls: list[Call] = []
 
-    def keep(name: str) -> Callable[[Written], None]:
-        def note(call: Written) -> None:
+    def keep(name: str) -> Callable[[Given], None]:
+        def note(call: Given) -> None:
             layer = ".".join(filter(None, (name, call.part)))
             calls.append(Call(layer, call.function.__name__, call.tokens, call.options))
 

@@ -19,7 +19,7 @@ from innerloop.rule import State
 from innerloop.shapes import check_tensor, compute_dtype
 
 
-class Written(NamedTuple):
+class Given(NamedTuple):
     """What a layer gave an op: all that its memory has learned from in one call."""
 
     function: Callable[..., Any]
@@ -31,7 +31,7 @@ class Written(NamedTuple):
     """Which of the layer's memories, if it has several; else empty."""
 
 
-Observer = Callable[[Written], None]
+Observer = Callable[[Given], None]
 
 
 class Layer(nn.Module):
@@ -182,7 +182,7 @@ class Turn:
     ) -> None:
         """Tell those who observe the layer what its memory was given."""
         for observer in self.observers:
-            observer(Written(function, tokens, options, part))
+            observer(Given(function, tokens, options, part))
 
     def learn(self, function: Callable[..., Any], *tokens: Tensor, part: str = "", **options: Any) -> Tensor:
         """Run an op whose memory is a network; a layer's second memory is kept under the name of its ``part``."""
