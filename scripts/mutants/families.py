@@ -14,6 +14,7 @@ from scripts.mutants.chosen import (
     native,
     networks,
     operator,
+    probing,
     product,
     recipe,
     ridge,
@@ -41,5 +42,6 @@ FAMILIES = {
     "networks": networks.MUTANTS,
     "language_model": language_model.MUTANTS,
     "training": training.MUTANTS,
+    "probing": probing.MUTANTS,
 }
 """The faults of each."""

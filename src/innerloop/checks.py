@@ -353,3 +353,23 @@ def _has_values(tensor: Tensor | None) -> bool:
 
 def _word(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def check_field(name: str, kind: Any, value: object) -> None:  # ruff: ignore[any-type] - annotations are strings here
+    """Check a field of numbers or words by its annotation; TypeError if it is of another type."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    fits = {
+        "int": whole,
+        "int | None": whole or value is None,
+        "float": whole or isinstance(value, float),
+        "Precision": isinstance(value, str),
+    }[kind]
+    if not fits:
+        words = {"int": "a whole number", "int | None": "a whole number or None", "float": "a number"}
+        raise TypeError(f"{name} must be {words.get(kind, 'a name')}; got {value!r}")
+
+
+def check_least(name: str, value: float, least: int) -> None:
+    """Check that a number is at least ``least`` and finite; ValueError if not."""
+    if not least <= value < math.inf:
+        raise ValueError(f"{name} must be at least {least}{' and finite' if value == math.inf else ''}; got {value}")

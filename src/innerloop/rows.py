@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
 
 Kind = TypeVar("Kind")
+
+
+def row_name(layer: str, seed: int) -> str:
+    """Return the name of the file of a layer's row: what of its name a file may hold, and a mark of all of it."""
+    name = "".join(letter if letter.isalnum() or letter in "_-." else "-" for letter in layer)
+    # The end of a long name, for a user's layer begins with the way to its file.
+    return f"{name[-80:]}.{hashlib.sha256(layer.encode()).hexdigest()[:8]}.{seed}.json"
 
 
 def read_row(path: Path, kind: type[Kind], key: str, version: int) -> Kind | None:

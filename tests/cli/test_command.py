@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -200,41 +197,3 @@ def test_where_there_is_no_terminal_progress_is_one_line_an_experiment(capsys, i
     assert re.search(r"about .* left", lines[0])
     main(["reproduce", "--out", str(tmp_path)])
     assert "kept from an earlier run" in capsys.readouterr().err
-
-
-INTERRUPTED = """
-import sys, time
-from innerloop import experiments
-from innerloop.cli import main
-sys.path.insert(0, {folder!r})
-from conftest import Counted
-
-make = Counted()
-chosen = {{"A1": make("A1"), "A2": make("A2", run=lambda settings: (print("running", flush=True), time.sleep(60)))}}
-experiments.modules = lambda: dict.fromkeys(chosen, "")
-experiments.load = chosen.__getitem__
-sys.exit(main(["reproduce", "--out", {out!r}]))
-"""
-
-
-def test_an_interrupt_says_how_to_go_on(tmp_path):
-    program = INTERRUPTED.format(folder=str(Path(__file__).parent), out=str(tmp_path))
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "running\n"
-    time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    results = tmp_path / "results"
-    assert err.splitlines()[-1] == (
-        f"Interrupted: 1 of 2 results are kept in {results}; the same command goes on from there."
-    )
-    assert "Traceback" not in err
-    assert [path.name for path in results.iterdir()] == ["A1.json"]

@@ -1,5 +1,7 @@
 """``innerloop reproduce --check``: which claims count, and what fails it."""
 
+from pathlib import Path
+
 import pytest
 
 from innerloop import experiments
@@ -55,9 +57,51 @@ def test_a_quick_run_cannot_be_checked(capsys, tmp_path):
     assert "leave out --quick" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_the_command_ends_in_what_the_check_says(tmp_path, capsys, monkeypatch):
-    held = []
-    monkeypatch.setattr(reproduce, "_hold", lambda names, records: held.append([r.name for r in records]) or 1)
-    words = ["reproduce", "B1", "--out", str(tmp_path)]
-    assert main(words) == 0 and held == []
-    assert main([*words, "--check"]) == 1 and held == [["B1"]]
+def missed(result):
+    raise AssertionError("recall .91, wanted .98")
+
+
+def broken(settings):
+    raise OSError("out of something")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"check": missed}, "failed: recall .91, wanted .98"),
+        ({"run": broken}, "failed: OSError: out of something"),
+        ({"result": {"value": 1.0, "short": "Trained on another text."}}, "short: Trained on another text."),
+    ],
+    ids=["a missed band", "a failed experiment", "a short run"],
+)
+def test_the_command_fails_for(how, said, make, install, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("innerloop.experiments.catalogue.CLAIMS", ("A1", "A2"))
+    words = ["reproduce", "--check", "--out", str(tmp_path)]
+    install(make("A1"), make("A2", **how))
+    assert main(words) == 1
+    assert f"innerloop reproduce: A2's band is missed; {said}" in capsys.readouterr().err.splitlines()
+    assert main(words) == 1, "also where the result is kept"
+    install(make("A1"), make("A2"))
+    assert main([*words, "--force"]) == 0
+
+
+def test_a_quick_run_that_holds_does_not_stand_for_the_full_one(make, install, monkeypatch, tmp_path):
+    monkeypatch.setattr("innerloop.experiments.catalogue.CLAIMS", ("A1",))
+
+    def only_quick(result):
+        assert result["quick"], "the full run misses"
+
+    install(make("A1", run=lambda settings: {"value": 1.0, "quick": settings.quick}, check=only_quick, quick_seconds=1))
+    assert main(["reproduce", "--quick", "--out", str(tmp_path)]) == 0
+    assert main(["reproduce", "--check", "--out", str(tmp_path)]) == 1
+
+
+def test_without_check_a_short_run_is_success(make, install, tmp_path):
+    install(make("A1", result={"value": 1.0, "short": "Trained on another text."}))
+    assert main(["reproduce", "--out", str(tmp_path)]) == 0
+
+
+def test_make_reproduce_check_is_that_command_in_full():
+    rule = (Path(__file__).parents[2] / "Makefile").read_text("utf-8").partition("\nreproduce-check:")[2]
+    (command,) = (line for line in rule.partition("\n\n")[0].splitlines() if line.startswith("\t"))
+    assert "innerloop reproduce --check" in command and "--quick" not in command

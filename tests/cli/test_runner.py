@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from innerloop.experiments import runner
+from innerloop.experiments import processes, runner
 from innerloop.experiments.experiment import Settings
 from innerloop.report.record import Record
 
@@ -22,7 +22,7 @@ class Silent:
     def started(self, experiment):
         pass
 
-    def advanced(self, fraction):
+    def advanced(self, name, fraction):
         self.fractions.append(fraction)
 
     def finished(self, record, *, fresh):
@@ -30,13 +30,14 @@ class Silent:
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, install):
     def run(*chosen, settings=None, watch=None, code="code", force=False):
         def key(experiment, quick):
             return f"{code} {experiment.name} {quick}"
 
+        install(*chosen)
         watch = watch or Silent()
-        return list(runner.run_all(chosen, settings or Settings(), tmp_path, watch=watch, force=force, key=key))
+        return list(processes.run_all(chosen, settings or Settings(), tmp_path, watch=watch, force=force, key=key))
 
     return run
 
@@ -210,9 +211,18 @@ def test_an_experiment_that_cannot_be_imported_fails_when_run(install, make, run
         raise ImportError("no such module")
 
     monkeypatch.setattr("innerloop.experiments.load", broken)
-    records = run(runner.load("A1"), make("A2"))
-    assert [record.verdict for record in records] == ["failed", "passed"]
-    assert records[0].message == "ImportError: no such module"
+    record = runner.run_one(runner.load("A1"), Settings(), "key")
+    assert (record.verdict, record.message) == ("failed", "ImportError: no such module")
+    assert 'raise ImportError("no such module")' in record.traceback
+
+
+def test_what_a_run_keeps_for_the_next_is_its_own_codes_and_goes_with_the_parts(tmp_path):
+    one, other = (runner.Parts(tmp_path / "A1.parts", key) for key in ("a" * 64, "b" * 64))
+    one.kept("weights").write_text("kept")
+    assert runner.Parts(tmp_path / "A1.parts", "a" * 64).kept("weights").read_text() == "kept"
+    assert not other.kept("weights").exists()
+    one.remove()
+    assert not list(tmp_path.iterdir())
 
 
 class TestSourcesKey:
@@ -220,7 +230,7 @@ class TestSourcesKey:
 
     @pytest.fixture
     def package(self, tmp_path) -> Path:
-        for name in ("ops.py", "rules/delta.py", "cli/main.py", "report/page.py", "experiments/runner.py"):
+        for name in ("ops.py", "rules/delta.py", "cli/main.py", "report/page.py", "experiments/child.py"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text("x = 1\n")
         return tmp_path
@@ -242,7 +252,7 @@ class TestSourcesKey:
         keys.add(self.key(package))
         assert len(keys) == 3
 
-    @pytest.mark.parametrize("name", ["cli/main.py", "report/page.py", "experiments/runner.py"])
+    @pytest.mark.parametrize("name", ["cli/main.py", "report/page.py", "experiments/child.py"])
     def test_it_ignores_the_code_that_only_starts_and_shows(self, package, name):
         before = self.key(package)
         (package / name).write_text("x = 2\n")

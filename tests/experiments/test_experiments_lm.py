@@ -202,6 +202,48 @@ def test_what_is_written_depends_on_the_seed_alone():
     assert first == again != other
 
 
+class Stopped(Exception):
+    """Raised from inside a training."""
+
+
+def trained(monkeypatch, kept, stop_after=None):
+    """Train a small model for three epochs of two batches; stop in the middle if told to."""
+    monkeypatch.setattr(training, "BATCH", 8)
+    torch.manual_seed(7)
+    model, steps = LanguageModel(50, width=16, dropout=0.3), []
+
+    def progress(fraction):
+        steps.append(fraction)
+        if len(steps) == stop_after:
+            raise Stopped
+
+    data = Windows(torch.randint(50, (16, 5)), torch.randint(50, (8, 5)))
+    settings = Settings(progress=progress, kept=lambda name: None if kept is None else kept / name)
+    result = b05.train(model, data, 3, 1, settings)
+    clocked = {"seconds": [result.pop("seconds")], "ways": [result[way].pop("seconds") for way in ("operator", "loop")]}
+    assert all(clocked.values())
+    return result, model.state_dict(), steps
+
+
+@pytest.mark.parametrize("stop_after", [3, 6])
+def test_a_training_that_was_stopped_goes_on_to_the_same_bits(stop_after, tmp_path, monkeypatch):
+    wanted, weights, _ = trained(monkeypatch, None)
+    with pytest.raises(Stopped):
+        trained(monkeypatch, tmp_path, stop_after)
+    got, ours, steps = trained(monkeypatch, tmp_path)
+    assert len(steps) == {3: 4, 6: 2}[stop_after], "epochs that had ended are not trained again"
+    assert got == wanted
+    assert all(torch.equal(ours[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.unlink()])
+def test_a_training_begins_anew_where_nothing_whole_was_kept(damage, tmp_path, monkeypatch):
+    with pytest.raises(Stopped):
+        trained(monkeypatch, tmp_path, 3)
+    damage(tmp_path / "training.safetensors")
+    assert len(trained(monkeypatch, tmp_path)[2]) == 6
+
+
 # The HOPE block and its task.
 
 

@@ -48,7 +48,7 @@ def test_check_fails_on_a_doctored_curve(curve, value):
 
 def test_check_fails_on_an_error_that_rises_in_spite_of_decay():
     doctored = result()
-    curve = doctored["curves"][4]
+    curve = next(x for x in doctored["curves"] if str(x["decay"]) == "0.9")
     curve["errors"][:] = [1e-8 * 2**n for n in range(len(curve["errors"]))]
     with pytest.raises(AssertionError, match=r"at decay 0.9 .* errs"):
         D1.check(doctored)

@@ -11,7 +11,6 @@ from innerloop.inspect.reading import KINDS, effective_rank
 from innerloop.inspect.recall import recall
 from innerloop.lm import Config, LanguageModel
 from innerloop.lm.kinds import KINDS as LAYERS
-from innerloop.nn.layer import Turn
 from innerloop.rule import get
 from innerloop.testing import draw_call
 
@@ -146,14 +145,16 @@ def test_what_cannot_be_traced_is_refused(change, kind, said):
         inspect.trace(**{"rule": "delta_rule", "q": x, "k": x, "v": x, "beta": torch.ones(1, 3, 1), **change})
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name in READABLE])
+@pytest.mark.parametrize("name", list(LAYERS))
 def test_every_layer_shows_its_heads(name):
     torch.manual_seed(0)
     model = LanguageModel(Config(vocab_size=11, width=16, heads=2, pattern=name))
     found = inspect.inspect_model(model, torch.tensor([[1, 2, 3, 2, 1]]), list("abcba"))
-    (trace,) = found.values()
-    assert trace.tokens == list("abcba") and trace.returns.isfinite().all()
-    assert trace.returns.abs().sum() > 0
+    trace = found["blocks.0.layer"]
+    assert trace.tokens == list("abcba") and trace.rule == name
+    assert (trace.surprise > 0).any() and trace.surprise.isfinite().all() and trace.written.isfinite().all()
+    assert (trace.returns is None) == (name not in READABLE)
+    json.dumps(trace.to_dict(), allow_nan=False)
 
 
 def test_a_layer_in_a_model_is_what_it_is_alone():
@@ -163,9 +164,9 @@ def test_a_layer_in_a_model_is_what_it_is_alone():
     with inspect.recording(layer) as calls:
         layer(x)
     (call,) = calls
-    o, _ = ops.gated_delta_rule(call.q, call.k, call.v, **call.options)
+    o, _ = ops.gated_delta_rule(*call.tokens, **call.options)
     found = inspect.inspect_layer(layer, x)
-    read = torch.einsum("gti,igv->tgv", found.returns, call.v[0].double())
+    read = torch.einsum("gti,igv->tgv", found.returns, call.tokens[2][0].double())
     torch.testing.assert_close(read, o[0].double(), atol=1e-5, rtol=1e-4)
     with inspect.recording(layer) as after:
         pass
@@ -173,17 +174,26 @@ def test_a_layer_in_a_model_is_what_it_is_alone():
 
 
 def test_recording_ends_even_when_the_model_fails():
-    read = Turn.read
-    with pytest.raises(RuntimeError), inspect.recording(nn.DeltaNet(16, 2)):
+    layer = nn.DeltaNet(16, 2)
+    with pytest.raises(RuntimeError), inspect.recording(layer) as calls:
         raise RuntimeError
-    assert Turn.read is read
+    layer(torch.zeros(1, 3, 16))
+    assert calls == []
 
 
-def test_a_model_of_networks_alone_says_so():
-    with pytest.raises(ValueError, match=r"must have a layer of innerloop.nn whose memory can be looked into"):
+def test_two_may_observe_a_layer_and_each_stops_alone():
+    layer, first, second = nn.DeltaNet(16, 2), [], []
+    with layer.observed(first.append):
+        with layer.observed(second.append):
+            layer(torch.zeros(1, 3, 16))
+        layer(torch.zeros(1, 3, 16))
+    layer(torch.zeros(1, 3, 16))
+    assert (len(first), len(second)) == (2, 1) and first[0].function is ops.delta_rule
+
+
+def test_a_model_without_layers_says_so():
+    with pytest.raises(ValueError, match=r"must have a layer of innerloop.nn"):
         inspect.inspect_model(torch.nn.Identity(), torch.zeros(1, 3))
-    with pytest.raises(ValueError, match="keep networks"):
-        inspect.inspect_layer(nn.Titans(16, 2), torch.zeros(1, 3, 16))
 
 
 @pytest.mark.parametrize("name", READABLE)

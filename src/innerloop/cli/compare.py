@@ -6,17 +6,13 @@ Every row is kept in DIR/rows, so that a second call runs only what is missing.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
-import sys
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from innerloop.cli.bar import Bar
 from innerloop.cli.errors import InputError
-from innerloop.cli.progress import seconds_in_words
+from innerloop.cli.row_loop import Rows
 from innerloop.cli.values import one_line, parse_settings, settle_threads
 
 if TYPE_CHECKING:
@@ -105,54 +101,18 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _run(comparison: Comparison, wanted: list[tuple[str, int]]) -> int:
-    rows: dict[str, list[Row]] = {}
-    failed = 0
-    bar = Bar(len(wanted), "comparing")
-    try:
-        for number, (pattern, seed) in enumerate(wanted):
-            begin = time.perf_counter()
-            try:
-                row, fresh = comparison.row(pattern, seed, lambda part, done=number: bar.reach(done + part, ""))
-            except FloatingPointError as error:
-                failed += 1
-                bar.say(f"{pattern}, seed {seed}: {error}")
-                continue
-            rows.setdefault(pattern, []).append(row)
-            taken = seconds_in_words(time.perf_counter() - begin) if fresh else "kept from an earlier run"
-            bar.say(f"{pattern}, seed {seed}: perplexity {row.perplexity:.2f}, {row.bits_per_character:.4f} bits a "
-                    f"character  ({taken})")  # fmt: skip
-            _write(comparison.run.folder, rows)
-    except KeyboardInterrupt:
-        bar.close()
-        done = sum(map(len, rows.values()))
-        print(f"\nInterrupted: {done} of {len(wanted)} rows are kept in {comparison.run.folder / 'rows'}; the same "
-              "command goes on from there.", file=sys.stderr)  # fmt: skip
-        return 130
-    finally:
-        bar.close()
-    return _conclude(comparison.run.folder, rows, failed)
-
-
-def _conclude(folder: Path, rows: dict[str, list[Row]], failed: int) -> int:
     from innerloop.training.scoreboard import markdown, summarised
 
-    print(markdown([summarised(found) for found in rows.values()]), end="")
-    names = " and ".join(str(folder / name) for name in ("table.md", "figure.svg") if (folder / name).is_file())
-    print(f"\nKept as {names}")
-    if failed:
-        print(f"innerloop compare: {failed} rows did not stay finite; try a lower --rate", file=sys.stderr)
-    return 1 if failed else 0
-
-
-def _write(folder: Path, rows: dict[str, list[Row]]) -> None:
-    """Write what there is: a table for readers, one for programs, and, with matplotlib, a figure."""
-    from innerloop import files
-    from innerloop.training.scoreboard import markdown, summarised
-
-    summaries = [summarised(found) for found in rows.values()]
-    files.write_text(folder / "table.md", markdown(summaries))
-    files.write_text(folder / "table.json", json.dumps([asdict(x) for x in summaries], indent=1) + "\n")
-    if importlib.util.find_spec("matplotlib") is not None:
+    def figure(rows: list[list[Row]]) -> str:
         from innerloop.cli.scoreboard_figure import drawn
 
-        files.write_text(folder / "figure.svg", drawn(summaries))
+        return drawn([summarised(found) for found in rows])
+
+    return Rows(
+        command=NAME, title="comparing", folder=comparison.run.folder, named=str, row=comparison.row, said=_said,
+        summarised=summarised, table=markdown, figure=figure,
+    ).run(wanted)  # fmt: skip
+
+
+def _said(row: Row) -> str:
+    return f"perplexity {row.perplexity:.2f}, {row.bits_per_character:.4f} bits a character"

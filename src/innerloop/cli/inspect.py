@@ -143,7 +143,13 @@ def _tell(name: str, trace: Trace) -> None:
     print(f"  {'head':<6}{'surprise':>10}{'written':>10}{'half-life':>11}{'rank':>8}  the last read returns")
     for head in range(len(trace.surprise)):
         life = trace.half_life[head].median().item()
-        place = int(trace.returned[head, -1])
-        word = repr(trace.tokens[place]) + f" at {place}" if place >= 0 else "nothing"
+        rank = "–" if trace.rank is None else f"{trace.rank[head, -1].item():.2f}"
         print(f"  {head:<6}{trace.surprise[head].mean().item():>10.3f}{trace.written[head].mean().item():>10.3f}"
-              f"{life:>11.4g}{trace.rank[head, -1].item():>8.2f}  {word}")  # fmt: skip
+              f"{life:>11.4g}{rank:>8}  {_returned(trace, head)}")  # fmt: skip
+
+
+def _returned(trace: Trace, head: int) -> str:
+    if trace.returned is None:
+        return "–"
+    place = int(trace.returned[head, -1])
+    return repr(trace.tokens[place]) + f" at {place}" if place >= 0 else "nothing"

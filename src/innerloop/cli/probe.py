@@ -6,17 +6,11 @@ Every row is kept in DIR/rows, so that a second call runs only what is missing.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
-import sys
-import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from innerloop.cli.bar import Bar
 from innerloop.cli.errors import InputError
-from innerloop.cli.progress import seconds_in_words
+from innerloop.cli.row_loop import Rows
 from innerloop.cli.values import one_line, parse_settings, settle_threads
 
 if TYPE_CHECKING:
@@ -129,55 +123,21 @@ def _contenders(arguments: argparse.Namespace, board: Board) -> list[Contender]:
 
 
 def _run(board: Board, wanted: list[tuple[Contender, int]]) -> int:
-    rows: dict[str, list[Row]] = {}
-    failed = 0
-    bar = Bar(len(wanted), "probing")
-    try:
-        for number, (chosen, seed) in enumerate(wanted):
-            begin = time.perf_counter()
-            try:
-                row, fresh = board.row(chosen, seed, lambda part, done=number: bar.reach(done + part, ""))
-            except FloatingPointError as error:
-                failed += 1
-                bar.say(f"{chosen.name}, seed {seed}: {error}")
-                continue
-            rows.setdefault(chosen.name, []).append(row)
-            taken = seconds_in_words(time.perf_counter() - begin) if fresh else "kept from an earlier run"
-            last = ", ".join(f"{value:.3f} at {factor}x" for factor, value in row.last.items())
-            bar.say(f"{chosen.name}, seed {seed}: score {row.scores['1']:.3f}, last answer {last}  ({taken})")
-            _write(board, rows)
-    except KeyboardInterrupt:
-        bar.close()
-        done = sum(map(len, rows.values()))
-        print(f"\nInterrupted: {done} of {len(wanted)} rows are kept in {board.folder / 'rows'}; the same command goes "
-              "on from there.", file=sys.stderr)  # fmt: skip
-        return 130
-    finally:
-        bar.close()
-    return _conclude(board, rows, failed)
-
-
-def _conclude(board: Board, rows: dict[str, list[Row]], failed: int) -> int:
     from innerloop.probe import markdown, summarised
 
-    if rows:
-        print(markdown([summarised(found) for found in rows.values()], board.plan.task), end="")
-        names = [board.folder / name for name in ("table.md", "figure.svg")]
-        print(f"\nKept as {' and '.join(str(path) for path in names if path.is_file())}")
-    if failed:
-        print(f"innerloop probe: {failed} rows did not stay finite; try a lower --rate", file=sys.stderr)
-    return 1 if failed else 0
+    task = board.plan.task
 
-
-def _write(board: Board, rows: dict[str, list[Row]]) -> None:
-    """Write what there is: a table for readers, one for programs, and, with matplotlib, a figure."""
-    from innerloop import files
-    from innerloop.probe import markdown, summarised
-
-    summaries = [summarised(found) for found in rows.values()]
-    files.write_text(board.folder / "table.md", markdown(summaries, board.plan.task))
-    files.write_text(board.folder / "table.json", json.dumps([asdict(x) for x in summaries], indent=1) + "\n")
-    if importlib.util.find_spec("matplotlib") is not None:
+    def figure(rows: list[list[Row]]) -> str:
         from innerloop.cli.probe_figure import drawn
 
-        files.write_text(board.folder / "figure.svg", drawn(list(rows.values()), board.plan.task))
+        return drawn(rows, task)
+
+    return Rows(
+        command=NAME, title="probing", folder=board.folder, named=lambda chosen: chosen.name, row=board.row, said=_said,
+        summarised=summarised, table=lambda summaries: markdown(summaries, task), figure=figure,
+    ).run(wanted)  # fmt: skip
+
+
+def _said(row: Row) -> str:
+    last = ", ".join(f"{value:.3f} at {factor}x" for factor, value in row.last.items())
+    return f"score {row.scores['1']:.3f}, last answer {last}"

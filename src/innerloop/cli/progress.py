@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
@@ -23,13 +22,15 @@ class Progress:
     The time left is the experiments' own estimate, scaled by how this machine has kept to it so far.
     """
 
-    def __init__(self, expected: Mapping[str, float], stream: TextIO | None = None) -> None:
-        """Take the seconds that each experiment is expected to need, by name."""
+    def __init__(self, expected: Mapping[str, float], stream: TextIO | None = None, jobs: int = 1) -> None:
+        """Take the seconds that each experiment is expected to need, by name, and how many run at a time."""
+        self._jobs = jobs
         self._expected = dict(expected)
         self._stream = stream or sys.stderr
         self._waiting = dict(expected)
         self._spent = self._estimated = 0.0
-        self._current, self._fraction, self._begin = "", 0.0, 0.0
+        self._running: dict[str, float] = {}
+        self._title = ""
         self._bar = terminal_bar(sum(expected.values()), self._stream)
 
     def __enter__(self) -> Progress:
@@ -45,22 +46,22 @@ class Progress:
 
     def started(self, experiment: Experiment) -> None:
         """One experiment begins."""
-        self._current, self._fraction, self._begin = experiment.name, 0.0, time.perf_counter()
-        if self._bar is not None:
-            self._bar.set_description_str(f"{experiment.name} {experiment.title}"[:40])
-            self._show_time_left()
+        self._running[experiment.name] = 0.0
+        self._title = experiment.title
+        self._show()
 
-    def advanced(self, fraction: float) -> None:
-        """The experiment that runs has done this fraction of its work."""
-        fraction = min(max(fraction, self._fraction), 1.0)
+    def advanced(self, name: str, fraction: float) -> None:
+        """A running experiment has done this fraction of its work."""
+        fraction = min(max(fraction, self._running[name]), 1.0)
         if self._bar is not None:
-            self._bar.update((fraction - self._fraction) * self._expected[self._current])
-            self._show_time_left()
-        self._fraction = fraction
+            self._bar.update((fraction - self._running[name]) * self._expected[name])
+        self._running[name] = fraction
+        self._show()
 
     def finished(self, record: Record, *, fresh: bool) -> None:
         """Print the verdict, and the time left where there is no bar to show it."""
-        self.advanced(1.0)
+        self.advanced(record.name, 1.0)
+        del self._running[record.name]
         expected = self._waiting.pop(record.name)
         if fresh:
             self._spent += record.seconds
@@ -78,13 +79,17 @@ class Progress:
     def time_left(self) -> float:
         """Seconds until the last experiment is done, by estimate."""
         pace = self._spent / self._estimated if self._estimated else 1.0
-        ahead = sum(self._waiting.values())
-        if self._current in self._waiting:
-            ahead -= self._fraction * self._expected[self._current]
-        return pace * ahead
+        ahead = [seconds * (1 - self._running.get(name, 0.0)) for name, seconds in self._waiting.items()]
+        # However many run at a time, none ends before its own time.
+        return pace * max(sum(ahead) / self._jobs, max(ahead, default=0.0))
 
-    def _show_time_left(self) -> None:
-        assert self._bar is not None
+    def _show(self) -> None:
+        if self._bar is None:
+            return
+        shown = [f"{name} {100 * fraction:.0f}%" for name, fraction in self._running.items()]
+        if len(self._running) == 1:
+            shown = [f"{next(iter(self._running))} {self._title}"]
+        self._bar.set_description_str("  ".join(shown)[:40], refresh=False)
         self._bar.set_postfix_str(f"{seconds_in_words(self.time_left())} left", refresh=True)
 
 

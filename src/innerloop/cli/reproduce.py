@@ -6,11 +6,14 @@ Every result is kept in OUT/results, so that a second call runs only what is mis
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="the short variant of those that take minutes")
     parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="folder to write; report")
     parser.add_argument("--data", type=Path, metavar="PATH", help="file or folder that holds The Time Machine")
+    parser.add_argument("--jobs", type=int, metavar="N", help="experiments at a time, one thread each; every core")
     parser.add_argument("--force", action="store_true", help="run again what has run before")
     parser.add_argument("--check", action="store_true", help="fail unless every claim's band is met, in full")
     parser.add_argument("--list", action="store_true", help="name the experiments and run none")
@@ -54,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(names)
     if arguments.check and arguments.quick:
         raise InputError("--check holds claims to their bands in full; leave out --quick")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise InputError(f"--jobs must be at least 1; got {arguments.jobs}. Leave it out to use every core")
     _check_environment(arguments)
     results = _results_folder(arguments.out)
     # Read once, when torch is loaded. Threads that spin at the barriers of tiny tensors take a busy machine's time.
@@ -64,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = Settings(quick=arguments.quick, data=arguments.data)
     chosen = [runner.load(name) for name in names]
     try:
-        records = _run(chosen, settings, results, force=arguments.force)
+        records = _run(chosen, settings, results, arguments)
         page = _write_page(records, settings, arguments.out)
     except OSError as error:
         raise InputError(f"--out must be a folder with room to write in; got {arguments.out}: {error}") from error
@@ -133,21 +139,44 @@ def _results_folder(out: Path) -> Path:
     return results
 
 
-def _run(chosen: Sequence[Experiment], settings: Settings, results: Path, *, force: bool) -> list[Record]:
-    from innerloop.experiments import runner
+def _run(
+    chosen: Sequence[Experiment], settings: Settings, results: Path, arguments: argparse.Namespace
+) -> list[Record]:
+    """Return the records in the order of ``chosen``."""
+    from innerloop.experiments import processes, runner
 
     records: list[Record] = []
     expected = {e.name: runner.expected_seconds(e, settings) for e in chosen}
+    jobs = arguments.jobs or processes.cores()
     try:
-        with Progress(expected) as progress:
-            for record in runner.run_all(chosen, settings, results, watch=progress, force=force):
-                records.append(record)
-    except KeyboardInterrupt:
+        with _termination_interrupts(), Progress(expected, jobs=jobs) as progress:
+            running = processes.run_all(chosen, settings, results, watch=progress, jobs=jobs, force=arguments.force)
+            with contextlib.closing(running):
+                for record in running:
+                    records.append(record)
+    except KeyboardInterrupt as stop:
         done = f"{len(records)} of {len(chosen)} results are kept in {results}"
-        again = "the same command without --force" if force else "the same command"
+        again = "the same command without --force" if arguments.force else "the same command"
         print(f"\nInterrupted: {done}; {again} goes on from there.", file=sys.stderr)
-        raise SystemExit(130) from None
-    return records
+        raise SystemExit(128 + (stop.args[0] if stop.args else signal.SIGINT)) from None
+    return sorted(records, key=lambda record: list(expected).index(record.name))
+
+
+@contextlib.contextmanager
+def _termination_interrupts() -> Generator[None, None, None]:
+    """Let SIGTERM end the run as Ctrl-C does; only the main thread may ask for that."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _write_page(records: Sequence[Record], settings: Settings, out: Path) -> Page:

@@ -114,7 +114,7 @@ def tables(result: Result) -> list[Table]:
 def _draw(result: Result, axes: Axes) -> None:
     axes.loglog(result["trials"], result["mean_error"], "o", color="C0", label="measured")
     expected = [law() / math.sqrt(trials) for trials in result["trials"]]
-    axes.loglog(result["trials"], expected, color="C1", label=r"$\sqrt{(n-1)/d}\,/\sqrt{\mathrm{draws}}$")
+    axes.loglog(result["trials"], expected, color="C1", label="((n − 1) / d / draws)^½")
     axes.set(xlabel="draws of the keys averaged", ylabel="size of the mean error", title="Interference averages out")
     axes.legend()
 

@@ -91,7 +91,7 @@ def tables(result: Result) -> list[Table]:
     """What remains along the key, by strength."""
     size = result["size"]
     rows: list[tuple[str | int | float, ...]] = [
-        (beta, f"{along:.6g}", f"{1 / (1 + float(beta) * size):.6g}", f"{1 - float(beta) * size:.6g}")
+        (f"{float(beta):g}", f"{along:.6g}", f"{1 / (1 + float(beta) * size):.6g}", f"{1 - float(beta) * size:.6g}")
         for beta, along in zip(result["beta"], result["along"], strict=True)
     ]
     note = (

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import statistics
-from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from innerloop import states
 from innerloop.data import PairTokenizer, Text, Windows, time_machine, windows
 from innerloop.experiments.blocks.gated_delta_net import LanguageModel
 from innerloop.experiments.blocks.training import Learner, Step, mean_loss, shuffled, write
@@ -43,7 +46,7 @@ def run(settings: Settings) -> Result:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LanguageModel(len(tokenizer), dropout=0.3)
-        result = train(model, windows(tokens), epochs, compared, settings.progress)
+        result = train(model, windows(tokens), epochs, compared, settings)
     characters = len(text.content) / len(tokens)
     return {
         **_provenance(text),
@@ -64,31 +67,76 @@ def _provenance(text: Text) -> Result:
     return {"text": text.name, "short": f"Trained on the {text.name}, so no band is checked: {text.reason}."}
 
 
-def train(model: LanguageModel, data: Windows, epochs: int, compared: int, progress: Callable[[float], None]) -> Result:
-    """Train for ``epochs``; a twin repeats the first ``compared`` batches through the token loop."""
+def train(model: LanguageModel, data: Windows, epochs: int, compared: int, settings: Settings) -> Result:
+    """Train for ``epochs``; a twin repeats the first ``compared`` batches, of the first epoch, through the token loop.
+
+    After every epoch what the next depends on is kept, so that a run that was stopped goes on to the same bits.
+
+    Args:
+        model: To be trained.
+        data: Windows to train on and to validate on.
+        epochs: How often it sees all of them.
+        compared: Updates of the twin.
+        settings: Where to keep what the next run goes on from, and whom to tell of progress.
+
+    Returns:
+        Losses and seconds, of updates and epochs.
+    """
     learner, twin = Learner(model), Learner(copy.deepcopy(model))
     twin.model.set_form("loop")
-    steps, repeated, losses = [], [], []
-    for epoch in range(epochs):
+    kept = settings.kept("training.safetensors")
+    done = _resume(kept, learner) or Trained()
+    for epoch in range(len(done.losses), epochs):
         batches = shuffled(data)
         for number, batch in enumerate(batches, start=1):
             before = torch.get_rng_state()
-            steps.append(learner.update(data.train[batch]))
-            if len(repeated) < compared:
+            done.steps.append(learner.update(data.train[batch]))
+            if len(done.repeated) < compared and epoch == 0:
                 torch.set_rng_state(before)  # the same dropout once more
-                repeated.append(twin.update(data.train[batch]))
-            done = epoch * len(batches) + number + LOOP * len(repeated)
-            progress(done / (epochs * len(batches) + LOOP * compared))
-        losses.append(mean_loss(model, data.validation))
-    per_epoch = len(steps) // epochs
+                done.repeated.append(twin.update(data.train[batch]))
+            work = epoch * len(batches) + number + LOOP * len(done.repeated)
+            settings.progress(work / (epochs * len(batches) + LOOP * compared))
+        done.losses.append(mean_loss(model, data.validation))
+        if kept is not None and epoch < epochs - 1:
+            _keep(kept, learner, done)
+    per_epoch, steps = len(done.steps) // epochs, done.steps
     return {
-        "loss": losses,
-        "perplexity": [math.exp(loss) for loss in losses],
+        "loss": done.losses,
+        "perplexity": [math.exp(loss) for loss in done.losses],
         "batch_loss": [step.loss for step in steps],
         "seconds": [sum(step.seconds for step in steps[i : i + per_epoch]) for i in range(0, len(steps), per_epoch)],
         "operator": _listed(steps[:compared]),
-        "loop": _listed(repeated),
+        "loop": _listed(done.repeated),
     }
+
+
+@dataclass
+class Trained:
+    """What has been measured so far."""
+
+    steps: list[Step] = field(default_factory=list)
+    repeated: list[Step] = field(default_factory=list)
+    """By the twin."""
+    losses: list[float] = field(default_factory=list)
+    """Of validation, an epoch each."""
+
+
+def _keep(path: Path, learner: Learner, done: Trained) -> None:
+    states.write(path, learner.tensors() | {"random": torch.get_rng_state()}, {"done": json.dumps(asdict(done))})
+
+
+def _resume(path: Path | None, learner: Learner) -> Trained | None:
+    """Put a learner and torch's generator where an earlier run kept them; None if there was none."""
+    try:
+        metadata, tensors = ({}, {}) if path is None else states.read(path)
+    except (OSError, ValueError):
+        return None
+    if not tensors:
+        return None
+    torch.set_rng_state(tensors.pop("random"))
+    learner.put(tensors)
+    found = json.loads(metadata["done"])
+    return Trained([Step(*x) for x in found["steps"]], [Step(*x) for x in found["repeated"]], found["losses"])
 
 
 def _listed(steps: list[Step]) -> Result:

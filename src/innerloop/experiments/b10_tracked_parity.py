@@ -84,6 +84,9 @@ def _draw(result: Result, axes: Axes) -> None:
     axes.axvline(BITS, color="#808080", linestyle=":")
     axes.axhline(0.5, color="#808080", linestyle="--")
     axes.set(xlabel="T (dotted: as trained)", ylabel="parities told", xscale="log", title="Beyond that length")
+    lengths = [BITS * int(f) for f in result["rows"][0]["last"]]
+    axes.set_xticks(lengths, labels=[str(length) for length in lengths])
+    axes.minorticks_off()
     axes.legend()
 
 

@@ -212,7 +212,7 @@ def _draw(result: Result, law: Axes, near: Axes) -> None:
     most = (PAIRS[-1] - 1) / WIDTH
     law.plot([0, most], [0, most], color="#808080", linestyle=":", label="the law")
     law.set(xlabel="(n − 1) / d", ylabel="square error", title="Capacity")
-    law.legend()
+    law.legend(fontsize="x-small")
     near.plot(result["neighbours"]["overlaps"], result["neighbours"]["damages"], ".", color="C0")
     near.set(xlabel="overlap of two keys", ylabel="change / surprise", title="Damage to a neighbour")
 

@@ -25,6 +25,8 @@ class Settings:
     """Called with the fraction done, from 0 to 1."""
     part: Callable[[str, Callable[[], Result]], Result] = field(default=lambda name, make: make(), compare=False)
     """Makes a part of the result, or finds it where a run that was interrupted has left it under its name."""
+    kept: Callable[[str], Path | None] = field(default=lambda name: None, compare=False)
+    """Names the file in which a run may leave what the next goes on from, if it is interrupted; None: nothing is."""
 
 
 @dataclass(frozen=True)
@@ -70,5 +72,7 @@ class Experiment:
     """Rough time on two cores, for the first estimate only."""
     quick_seconds: float | None = None
     """The same under ``quick``, where it differs."""
+    alone: bool = False
+    """Whether it measures time, so that nothing may run beside it."""
     walk: Callable[[Result], Walk] | None = None
     """What a page of its own lets the reader step through, token by token."""

@@ -1,4 +1,4 @@
-"""Runs experiments one after another, keeps every result on disk, and runs nothing twice."""
+"""Runs an experiment, and knows which results on disk are still good."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import shutil
 import subprocess
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import innerloop
 from innerloop import experiments, files
@@ -26,63 +25,9 @@ from innerloop.report.record import Record, Verdict
 PACKAGE = Path(innerloop.__file__).parent
 SHORT = "short"
 """Key under which a result may say, in a sentence, why its band could not be checked in full."""
-_NO_INFLUENCE = ("cli/", "bench/", "report/", "experiments/runner.py", "experiments/catalogue.py")
+_STARTERS = ("runner", "processes", "child", "catalogue")
+_NO_INFLUENCE = ("cli/", "bench/", "report/", *(f"experiments/{name}.py" for name in _STARTERS))
 _QUICK = "The quick run: shorter than the setting stated, and held to what it can show."
-
-
-class Watch(Protocol):
-    """Someone who is told how the work goes."""
-
-    def started(self, experiment: Experiment) -> None:
-        """One experiment begins."""
-
-    def advanced(self, fraction: float) -> None:
-        """The experiment that runs has done this fraction of its work."""
-
-    def finished(self, record: Record, *, fresh: bool) -> None:
-        """Its result is on disk; not ``fresh`` if it was there before."""
-
-
-def run_all(
-    chosen: Sequence[Experiment],
-    settings: Settings,
-    folder: Path,
-    *,
-    watch: Watch,
-    force: bool = False,
-    key: Callable[[Experiment, bool], str] | None = None,
-) -> Iterator[Record]:
-    """Run experiments in turn; one that fails does not stop the next.
-
-    Args:
-        chosen: What to run.
-        settings: Where and how much; ``progress`` is passed on to ``watch``.
-        folder: Where results are kept, one file each; it must exist.
-        watch: Told of every beginning, advance and end.
-        force: Run even what has run before.
-        key: Replaces :func:`code_key`, for tests.
-
-    Yields:
-        The record of each experiment, once it is on disk.
-    """
-    key = key or code_key
-    for experiment in chosen:
-        watch.started(experiment)
-        mine = replace(settings, quick=shortened(experiment, settings), progress=watch.advanced)
-        record = None if force else stored(experiment, mine, folder, key=key)
-        fresh = record is None
-        if record is None:
-            named = key(experiment, mine.quick)
-            place = result_file(experiment, folder, quick=mine.quick)
-            parts = Parts(place.with_suffix(".parts"), named)
-            if force:
-                parts.remove()
-            record = _run(experiment, replace(mine, part=parts.part), named)
-            record.write(place)
-            if record.result is not None:
-                parts.remove()
-        watch.finished(record, fresh=fresh)
-        yield record
 
 
 class Parts:
@@ -105,6 +50,11 @@ class Parts:
         self.folder.mkdir(exist_ok=True)
         files.write_text(path, json.dumps({"key": self.key, "result": result}) + "\n")
         return result
+
+    def kept(self, name: str) -> Path:
+        """Name a file of this key's own, whose folder is there."""
+        self.folder.mkdir(exist_ok=True)
+        return self.folder / f"{self.key[:16]}-{name}"
 
     def remove(self) -> None:
         """Remove all of them."""
@@ -196,7 +146,17 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def _run(experiment: Experiment, settings: Settings, key: str) -> Record:
+def run_one(experiment: Experiment, settings: Settings, key: str) -> Record:
+    """Run an experiment here and now, whatever it raises.
+
+    Args:
+        experiment: What to run.
+        settings: Where and how much.
+        key: What its result is good for.
+
+    Returns:
+        The record, which is not on disk yet.
+    """
     begin = time.perf_counter()
     result, trace = None, ""
     try:
@@ -208,6 +168,23 @@ def _run(experiment: Experiment, settings: Settings, key: str) -> Record:
         seconds = time.perf_counter() - begin
         verdict, message = "failed", _one_line(error)
         trace = "" if result is not None and isinstance(error, AssertionError) else traceback.format_exc()
+    return record_of(
+        experiment, settings, key, verdict=verdict, message=message, trace=trace, result=result, seconds=seconds
+    )
+
+
+def record_of(
+    experiment: Experiment,
+    settings: Settings,
+    key: str,
+    *,
+    message: str,
+    verdict: Verdict = "failed",
+    trace: str = "",
+    result: Result | None = None,
+    seconds: float = 0.0,
+) -> Record:
+    """Say of an experiment what came of it, and where and when."""
     return Record(
         name=experiment.name,
         key=key,

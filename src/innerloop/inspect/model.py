@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from innerloop.inspect.reading import KINDS
+from innerloop.inspect.network import KINDS as NETWORKS
+from innerloop.inspect.network import trace_network
 from innerloop.inspect.trace import Trace, trace
 from innerloop.nn import Layer
-from innerloop.nn.layer import Turn
-from innerloop.rule import get
-
-_LOCK = threading.Lock()
+from innerloop.nn.layer import Given
 
 
 class Call(NamedTuple):
     """One call of an op by a layer."""
 
     layer: str
-    """The layer's name in the model."""
+    """The layer's name in the model, and that of the part whose memory it is, if it has several."""
     rule: str
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    tokens: tuple[Tensor, ...]
+    """As the op takes them."""
     options: dict[str, Any]
 
 
-class Calls(list[Call]):
-    """Calls in their order, and the layers whose memory is a network, which are not looked into."""
-
-    def __init__(self) -> None:
-        """Begin without any."""
-        super().__init__()
-        self.skipped: list[str] = []
-
-
 @contextmanager
-def recording(model: nn.Module) -> Generator[Calls, None, None]:
-    """Keep every call of an op that layers of a model make inside the block; one block at a time in a process.
+def recording(model: nn.Module) -> Generator[list[Call], None, None]:
+    """Keep every call of an op that layers of a model make inside the block.
 
     Args:
         model: Which may hold layers of ``innerloop.nn`` anywhere.
@@ -50,30 +37,20 @@ def recording(model: nn.Module) -> Generator[Calls, None, None]:
     Yields:
         The calls, in their order.
     """
-    calls, now = Calls(), [""]
-    read, learn = Turn.read, Turn.learn
+    calls: list[Call] = []
 
-    def read_and_keep(turn: Turn, function: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:  # ruff: ignore[any-type] - an op
-        calls.append(Call(now[0], function.__name__, q.to(v.dtype), k.to(v.dtype), v, options))
-        return read(turn, function, q, k, v, **options)
+    def keep(name: str) -> Callable[[Given], None]:
+        def note(call: Given) -> None:
+            layer = ".".join(filter(None, (name, call.part)))
+            calls.append(Call(layer, call.function.__name__, call.tokens, call.options))
 
-    def learn_and_note(turn: Turn, function: Any, *tokens: Tensor, **options: Any) -> Tensor:  # ruff: ignore[any-type] - an op
-        if now[0] not in calls.skipped:
-            calls.skipped.append(now[0])
-        return learn(turn, function, *tokens, **options)
+        return note
 
-    def enter(name: str) -> Any:  # ruff: ignore[any-type] - a hook
-        return lambda module, inputs: now.__setitem__(0, name)
-
-    with _LOCK:
-        hooks = [m.register_forward_pre_hook(enter(n)) for n, m in model.named_modules() if isinstance(m, Layer)]
-        Turn.read, Turn.learn = read_and_keep, learn_and_note  # type: ignore[method-assign]
-        try:
-            yield calls
-        finally:
-            Turn.read, Turn.learn = read, learn  # type: ignore[method-assign]
-            for hook in hooks:
-                hook.remove()
+    with ExitStack() as stack:
+        for name, layer in model.named_modules():
+            if isinstance(layer, Layer):
+                stack.enter_context(layer.observed(keep(name)))
+        yield calls
 
 
 @torch.no_grad()
@@ -86,7 +63,8 @@ def inspect_model(model: nn.Module, inputs: Tensor, tokens: Sequence[str] | None
         tokens: What to call the tokens; their numbers if None.
 
     Returns:
-        Traces by the layers' names in the model, in their order. Layers whose memory is a network are left out.
+        Traces by the layers' names in the model, in their order; of memories that are networks see
+        :func:`innerloop.inspect.trace_network`. A layer's second memory has its part behind the name.
 
     Raises:
         ValueError: If there is more than one row, or no layer that can be looked into.
@@ -108,18 +86,18 @@ def inspect_model(model: nn.Module, inputs: Tensor, tokens: Sequence[str] | None
             model(inputs)
     finally:
         model.train(mode)
-    found = {call.layer: _traced(call, tokens) for call in calls if tuple(get(call.rule).states) in KINDS}
+    found = {call.layer: _traced(call, tokens) for call in calls}
     if not found:
-        network = f"; {', '.join(calls.skipped)} keep networks, which are not" if calls.skipped else ""
-        raise ValueError(f"the model must have a layer of innerloop.nn whose memory can be looked into{network}")
+        raise ValueError("the model must have a layer of innerloop.nn; got none that has run")
     return found
 
 
 def inspect_layer(layer: Layer, x: Tensor, tokens: Sequence[str] | None = None) -> Trace:
-    """Run one layer over one sequence ``[1, T, D]`` and trace it; arguments and errors as of ``inspect_model``."""
-    (found,) = inspect_model(layer, x, tokens).values()
-    return found
+    """Run one layer over one sequence ``[1, T, D]`` and trace its memory; errors are those of ``inspect_model``."""
+    return next(iter(inspect_model(layer, x, tokens).values()))
 
 
 def _traced(call: Call, tokens: Sequence[str] | None) -> Trace:
-    return trace(call.rule, call.q, call.k, call.v, tokens=tokens, **call.options)
+    if call.rule in NETWORKS:
+        return trace_network(call.rule, call.tokens, call.options, tokens)
+    return trace(call.rule, *call.tokens, tokens=tokens, **call.options)

@@ -35,27 +35,31 @@ class Trace:
     half_life: Tensor
     """Tokens until a value has half the weight in its own key's answer that it had when it was written, ``[G, T]``: by
     fading or by what was written since; inf if the sequence ends before."""
-    rank: Tensor
-    """Effective rank of the state after each token, ``[G, T]``."""
-    returns: Tensor
-    """How much of each token's value is in each read, ``[G, T, T]`` (read, written): the read is their sum."""
+    rank: Tensor | None
+    """Effective rank of the state after each token, ``[G, T]``; None if the memory is a deep network."""
+    returns: Tensor | None
+    """How much of each token's value is in each read, ``[G, T, T]`` (read, written): the read is their sum. None if
+    the memory is a network, whose reads are no sum."""
     gates: dict[str, Tensor] = field(default_factory=dict)
     """Each gate, ``[G, T]``, the mean over its channels."""
 
     @property
-    def returned(self) -> Tensor:
+    def returned(self) -> Tensor | None:
         """Which token has the largest part in each read, ``[G, T]``; -1 where nothing was read."""
+        if self.returns is None:
+            return None
         most, place = self.returns.abs().max(-1)
         return place.masked_fill(most == 0, -1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON can hold it; a half-life that the sequence does not reach is None."""
         numbers = {name: getattr(self, name) for name in ("surprise", "written", "rank", "returns")}
+        returned = self.returned
         half = [[None if math.isinf(x) else int(x) for x in row] for row in self.half_life.tolist()]
         return {
             "rule": self.rule, "tokens": self.tokens,
-            **{name: _rounded(x) for name, x in numbers.items()},
-            "half_life": half, "returned": self.returned.tolist(),
+            **{name: None if x is None else _rounded(x) for name, x in numbers.items()},
+            "half_life": half, "returned": None if returned is None else returned.tolist(),
             "gates": {name: _rounded(x) for name, x in self.gates.items()},
         }  # fmt: skip
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,21 @@ from innerloop.rule import State
 from innerloop.shapes import check_tensor, compute_dtype
 
 
+class Given(NamedTuple):
+    """What a layer gave an op: all that its memory has learned from in one call."""
+
+    function: Callable[..., Any]
+    """Of ``innerloop.ops``."""
+    tokens: tuple[Tensor, ...]
+    options: dict[str, Any]
+    """Gates, first weights and constants by name."""
+    part: str
+    """Which of the layer's memories, if it has several; else empty."""
+
+
+Observer = Callable[[Given], None]
+
+
 class Layer(nn.Module):
     """A memory with its projections: ``[B, T, D]`` to ``[B, T, D]``, and the state after it.
 
@@ -27,6 +43,7 @@ class Layer(nn.Module):
 
     rule: str = ""
     """The rule of ``innerloop.ops`` that it runs."""
+    _observers: tuple[Observer, ...] = ()
 
     def __init__(self, width: int) -> None:
         """Keep the model width; the subclass adds its modules, whose initial values are their own business."""
@@ -65,8 +82,21 @@ class Layer(nn.Module):
         """
         packed = self._arranged(x, state, attention_mask, cu_seqlens)
         x = packed.pack(x)
-        turn = Turn(self.rule, x, packed.sequences, state)
+        turn = Turn(self.rule, x, packed.sequences, state, self._observers)
         return packed.unpack(self.mix(x, turn)), turn.after()
+
+    @contextmanager
+    def observed(self, observer: Observer) -> Generator[None, None, None]:
+        """Tell someone, inside the block, of every op that the layer runs, once it has run.
+
+        Args:
+            observer: Is called with what the memory was given.
+        """
+        self._observers = (*self._observers, observer)
+        try:
+            yield
+        finally:
+            self._observers = tuple(other for other in self._observers if other is not observer)
 
     def mix(self, x: Tensor, turn: Turn) -> Tensor:
         """Map the tokens of sequences; ``turn`` convolves, remembers and reads."""
@@ -100,8 +130,16 @@ class Layer(nn.Module):
 class Turn:
     """One call of a layer: it lends the state's parts to those who ask for them, and keeps what they become."""
 
-    def __init__(self, rule: str, x: Tensor, sequences: Sequences, past: LayerState | None) -> None:
+    def __init__(
+        self,
+        rule: str,
+        x: Tensor,
+        sequences: Sequences,
+        past: LayerState | None,
+        observers: tuple[Observer, ...] = (),
+    ) -> None:
         """Start where the past ends."""
+        self.observers = observers
         self.rule, self.sequences, self.past = rule, sequences, past
         self.memory: State = None
         self.windows: dict[str, Tensor] = {}
@@ -126,16 +164,25 @@ class Turn:
 
     def read(self, function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Run an op of ``innerloop.ops`` from the state's memory on, and keep the memory after it."""
+        q, k = q.to(v.dtype), k.to(v.dtype)
         o, self.memory = function(
-            q.to(v.dtype),
-            k.to(v.dtype),
+            q,
+            k,
             v,
             initial_state=None if self.past is None else self.past.memory,
             output_final_state=True,
             cu_seqlens=self.sequences.bounds,
             **options,
         )
+        self.tell(function, (q, k, v), options)
         return o
+
+    def tell(
+        self, function: Callable[..., Any], tokens: tuple[Tensor, ...], options: dict[str, Any], part: str = ""
+    ) -> None:
+        """Tell those who observe the layer what its memory was given."""
+        for observer in self.observers:
+            observer(Given(function, tokens, options, part))
 
     def learn(self, function: Callable[..., Any], *tokens: Tensor, part: str = "", **options: Any) -> Tensor:
         """Run an op whose memory is a network; a layer's second memory is kept under the name of its ``part``."""
@@ -148,6 +195,7 @@ class Turn:
         o, after = function(
             *tokens, initial_state=before, output_final_state=True, cu_seqlens=self.sequences.bounds, **options
         )
+        self.tell(function, tokens, options, part)
         if part:
             self.windows |= {f"{part}.{name}": x for name, x in rule.named(after).items()}
         else:

@@ -121,7 +121,7 @@ class RWKV7(Layer):
             wanted = [*x.shape[:2], self.value.out_features]
             raise ValueError(f"first_value must have shape [B, T, H * V] = {wanted}; got {list(first_value.shape)}")
         x = packed.pack(x)
-        turn = Turn(self.rule, x, packed.sequences, state)
+        turn = Turn(self.rule, x, packed.sequences, state, self._observers)
         y, value = self._run(x, turn, None if first_value is None else packed.pack(first_value))
         if output_first_value:
             return packed.unpack(y), turn.after(), packed.unpack(value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from innerloop import ops
 from innerloop.algebra.deep_momentum import momentum_block
 from innerloop.algebra.mlp import apply_mlp
 from innerloop.algebra.self_modifying import unit
@@ -61,14 +62,23 @@ class SegmentMemory(nn.Module):
         started = Started(
             RULE, (*memory, held), None if past is None else past.position, None, dtype, True, "chunk", self.segment
         )
-        learner = _Segments(self, layer)
+        learner = _Segments(self, layer, [] if turn.observers else None)
         wide = [token.to(dtype) for token in tokens]
         with full_precision(x):
             o, parts = run_sequence(learner, wide, [0.0] * 4, started.parts, started, turn.sequences.bounds)
+        if learner.written is not None:
+            self._tell(turn, layer, learner.written)
         first, weights, momentum, held = parts
         turn.memory = TitansState(first, weights, momentum, turn.position + turn.sequences.lengths(x))
         turn.windows["segment"] = held.transpose(1, 2).flatten(-2)
         return o.to(x.dtype)
+
+    def _tell(self, turn: Turn, layer: Titans, written: list[list[Tensor]]) -> None:
+        """Tell of all segments as of one call of the memory's op."""
+        q, k, v, *gates = (torch.cat(pieces, 2).transpose(1, 2) for pieces in zip(*written, strict=True))
+        options = dict(zip(("theta", "eta", "alpha"), gates, strict=True))
+        constants = {"mini_batch": self.segment, "normalize_step": layer.normalize_step}
+        turn.tell(ops.titans, (q, k, v), {**options, "weights": layer.first(), **constants})
 
 
 class _Segments:
@@ -76,10 +86,12 @@ class _Segments:
 
     shaped = 0
 
-    def __init__(self, parts: SegmentMemory, layer: Titans) -> None:
-        """Keep the modules."""
+    def __init__(self, parts: SegmentMemory, layer: Titans, written: list[list[Tensor]] | None) -> None:
+        """Keep the modules, and a list for what is written, if somebody wants to know."""
         self.parts, self.layer = parts, layer
         self.mini_batches = (parts.segment,)
+        self.written = written
+        """Of each piece: what the memory was asked, keys, values and gates, ``[B, H, C, .]``."""
 
     def begin(self, rows: int) -> tuple[Any, ...]:
         """Begin nowhere: the layer does."""
@@ -115,6 +127,8 @@ class _Segments:
         write = [z.transpose(1, 2) for z in (asks, keys, values, *(g.to(q.dtype) for g in gates.values()))]
         if real is not None:
             write[3:] = write[3] * real, torch.where(real > 0, write[4], 1.0), write[5] * real
+        if self.written is not None:
+            self.written.append(write)
         o, memory = momentum_block(write, (start, weights, velocity), real, "gelu", False, self.layer.normalize_step)
         return own.norm(y) * torch.sigmoid(o), (*memory, held)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from innerloop import files
 from innerloop.data.tasks import Task
 from innerloop.probe.contender import Contender
 from innerloop.probe.trial import Budget, Row, trial
-from innerloop.rows import read_row
+from innerloop.rows import read_row, row_name
 
 VERSION = 1
 """Of the files."""
@@ -79,9 +78,7 @@ class Board:
 
     def file(self, layer: str, seed: int) -> Path:
         """Where a row is kept."""
-        name = "".join(letter if letter.isalnum() or letter in "_-." else "-" for letter in layer)
-        mark = hashlib.sha256(layer.encode()).hexdigest()[:8]
-        return self.folder / "rows" / f"{name[-80:]}.{mark}.{seed}.json"
+        return self.folder / "rows" / row_name(layer, seed)
 
     def row(
         self, chosen: Contender, seed: int, progress: Callable[[float], None] = lambda fraction: None

@@ -7,13 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from innerloop.checks import check_field, check_least
 from innerloop.data.tasks import Batch, Task
 from innerloop.probe.contender import Contender
 from innerloop.probe.model import ProbeModel
@@ -28,7 +29,8 @@ class Budget:
     """What every layer gets.
 
     Raises:
-        ValueError: If a number is out of range.
+        TypeError: If a number is none, or not whole where it must be.
+        ValueError: If it is out of range.
     """
 
     steps: int = 1000
@@ -52,14 +54,14 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        for field in fields(self):
+            check_field(field.name, field.type, getattr(self, field.name))
         for name, low in (("steps", 0), ("batch", 1), ("width", 1), ("heads", 1), ("depth", 1), ("feed_forward", 0),
                           ("judged", 1)):  # fmt: skip
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ValueError(f"{name} must be a whole number of at least {low}; got {value!r}")
+            check_least(name, getattr(self, name), low)
         for name in ("rate", "clip", "enough"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be above 0 and finite; got {value!r}")
 
     def rate_at(self, step: int) -> float:

@@ -30,6 +30,8 @@ DOCUMENTS = {
 }
 VERDICTS = {"passed": ("✓", "pass"), "short": ("◐", "short"), "failed": ("✗", "failed"), "absent": ("–", "not run")}
 _NUMBER = re.compile(r"[<>≤≥≈±~]?\s*[-−+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)(\s*(±|%|s|ms|×).*)?", re.IGNORECASE)
+_MANY = 7
+"""Columns of a table from which on its type is small."""
 _NOTHING = {"", "-", "--", "–", "—", "not run", "not printed"}
 
 
@@ -58,6 +60,11 @@ class _Grid:
     rows: list[list[tuple[str, str]]]
     """Text and class of each cell."""
     note: str
+
+    @property
+    def dense(self) -> bool:
+        """Whether it has so many columns that they fit in small type alone."""
+        return len(self.columns) >= _MANY
 
 
 @dataclass(frozen=True)
@@ -211,8 +218,13 @@ def _picture(figure: Figure, slug: str, folder: Path) -> _Picture:
 
 
 def _prose(text: str) -> Markup:
-    """Escape a text; what stands between backticks is code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    """Escape a text; what stands between backticks is code, which may break behind a bracket and a comma."""
+
+    def code(found: re.Match[str]) -> str:
+        parts = re.sub(r"([(,])(?=[^ ])", r"\1<wbr>", found[1])
+        return f"<code>{parts}</code>"
+
+    return Markup(re.sub(r"`([^`]+)`", code, str(escape(text))))
 
 
 def _duration(seconds: float) -> str:

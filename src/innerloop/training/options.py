@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
+from innerloop.checks import check_field, check_least
+
 Precision = Literal["float32", "bfloat16"]
 """Of the arithmetic; weights, moments and states are float32 in both."""
 
@@ -62,14 +64,14 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         """Check every field."""
         for field in fields(self):
-            _check_type(field.name, field.type, getattr(self, field.name))
+            check_field(field.name, field.type, getattr(self, field.name))
         for name in ("steps", "batch", "length", "log_every", "evaluate_every", "evaluate_windows", "save_every"):
-            _check_least(name, getattr(self, name), 1)
+            check_least(name, getattr(self, name), 1)
         for name in ("part", "stride"):
             if getattr(self, name) is not None:
-                _check_least(name, getattr(self, name), 1)
+                check_least(name, getattr(self, name), 1)
         for name in ("weight_decay", "clip", "seed"):
-            _check_least(name, getattr(self, name), 0)
+            check_least(name, getattr(self, name), 0)
         if not 0 < self.rate < math.inf:
             raise ValueError(f"rate must be finite and above 0; got {self.rate}")
         if not 0 <= self.final_rate <= 1:
@@ -107,21 +109,3 @@ class TrainingOptions:
         if "steps" not in values:
             raise ValueError("training must say how many steps; got none")
         return cls(**values)
-
-
-def _check_type(name: str, kind: Any, value: object) -> None:  # ruff: ignore[any-type] - annotations are strings here
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    fits = {
-        "int": whole,
-        "int | None": whole or value is None,
-        "float": whole or isinstance(value, float),
-        "Precision": isinstance(value, str),
-    }[kind]
-    if not fits:
-        words = {"int": "a whole number", "int | None": "a whole number or None", "float": "a number"}
-        raise TypeError(f"{name} must be {words.get(kind, 'a name')}; got {value!r}")
-
-
-def _check_least(name: str, value: float, least: int) -> None:
-    if not least <= value < math.inf:
-        raise ValueError(f"{name} must be at least {least}{' and finite' if value == math.inf else ''}; got {value}")

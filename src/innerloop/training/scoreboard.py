@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -172,9 +171,7 @@ class Comparison:
 
     def file(self, pattern: str, seed: int) -> Path:
         """Where a row is kept."""
-        name = "".join(letter if letter.isalnum() or letter in "_-." else "-" for letter in pattern)
-        mark = hashlib.sha256(pattern.encode()).hexdigest()[:8]
-        return self.run.folder / "rows" / f"{name[:80]}.{mark}.{seed}.json"
+        return self.run.folder / "rows" / kept.row_name(pattern, seed)
 
     def row(
         self, pattern: str, seed: int, progress: Callable[[float], None] = lambda fraction: None

@@ -50,6 +50,25 @@ class Learner:
         self.optimizer.step()
         return Step(total / tokens, time.perf_counter() - start)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Name all that the next update depends on, dropout apart."""
+        weights = {f"weight.{name}": x for name, x in self.model.state_dict().items()}
+        moments = self.optimizer.state_dict()["state"].items()
+        return weights | {f"moment.{i}.{name}": x for i, found in moments for name, x in found.items()}
+
+    def put(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from where :meth:`tensors` was called."""
+        state = self.optimizer.state_dict()
+        state["state"] = {}
+        for name, x in tensors.items():
+            kind, _, rest = name.partition(".")
+            if kind == "moment":
+                number, _, moment = rest.partition(".")
+                state["state"].setdefault(int(number), {})[moment] = x
+        self.optimizer.load_state_dict(state)
+        weights = {name.removeprefix("weight."): x for name, x in tensors.items() if name.startswith("weight.")}
+        self.model.load_state_dict(weights)
+
 
 def summed_loss(model: LanguageModel, windows: Tensor) -> Tensor:
     """Return the cross entropy of each window's tokens given those before, summed."""
