@@ -94,15 +94,15 @@ MUTANTS = (
     Mutant(
         "hope: targets carry the key's residual",
         SELF,
-        "            error = z - v @ snapshot[0]\n            error = error + k - v if residual else error\n",
-        "            error = z - v @ snapshot[0]\n            error = error + k if residual else error\n",
+        "z, y, k - v if residual else None, rate",
+        "z, y, k if residual else None, rate",
         contract("hope", "chunk_equals_recurrent"),
     ),
     Mutant(
         "hope: the delta term sees the undecayed weights",
         SELF,
-        "        rights.append(earlier[..., None] * (k @ memory[0]) + error)\n",
-        "        rights.append(k @ memory[0] + error)\n",
+        "    right = earlier[..., None] * (at_k if same",
+        "    right = 1.0 * (at_k if same",
         contract("hope", "chunk_equals_recurrent"),
     ),
     Mutant(
