@@ -329,6 +329,7 @@ def reproduced(short_runs):
     for row in (*results["C2"]["seeds"].values(), *results["C2"]["layer"].values()):
         row |= {"accuracy": 0.32, "places": [0.1, 0.1, 0.12, 0.9]}
     results["C3"]["seeds"] = {"1": [1.0, 1.0, 1.0], "2": [0.994, 0.984, 0.965], "3": [0.926, 0.855, 0.791]}
+    results["C3"]["settled"] = {"1": [1.0, 1.0, 0.9]}
     results["C3"]["layer"] = {"1": [1.0, 0.99, 0.985]}
     for answers, chances in zip(results["C4"]["answers"], results["C4"]["chances"], strict=True):
         for key, value in ((6, "v5"), (2, "v11"), (1, "v10"), (3, "v11")):
@@ -360,6 +361,7 @@ DOCTORED = [
     ("C2", ("layer",), {}),
     ("C3", ("layer", "1", 2), 0.97),
     ("C3", ("layer",), {}),
+    ("C3", ("settled", "1"), [1.0]),
     ("C2", ("seeds", "1", "accuracy"), 0.5),
     ("C2", ("seeds", "2", "accuracy"), 0.1),
     ("C2", ("seeds", "1", "places", 0), 0.6),

@@ -12,8 +12,8 @@ from innerloop.algebra.self_modifying import unit
 from innerloop.experiments.blocks.recall import KEYS, PAIRS, VALUES, accuracy, fit
 from innerloop.nn import Hope
 
-STEPS = 800
-"""Updates after which the layer is judged, half of what it is allowed."""
+STEPS = 700
+"""Updates after which the layer is judged: as many as the documents' block takes, less than half of what it may."""
 OPTIONS: dict[str, Any] = {"periods": ()}
 """The layer that stands beside the documents' block, which has no levels either."""
 
@@ -59,7 +59,7 @@ def train_layer(
 ) -> Trained:
     """Train a block on the document's task, or on lists of other ``pairs``."""
     keys = options.get("keys", KEYS)
-    return Trained(*fit(lambda: HopeLayerBlock(**options), seed, steps, progress, pairs=pairs, keys=keys))
+    return Trained(*fit(lambda: HopeLayerBlock(**options), seed, steps, progress, pairs=pairs, keys=keys, settle=True))
 
 
 def layers(
