@@ -283,11 +283,11 @@ def untrained(monkeypatch):
     """Let C1 to C4 find blocks that were never trained, with the losses of one that was."""
     losses = [2.484, *[1.5] * 99, 0.863, *[0.2] * 99, *[0.005] * 100, *[0.0] * 400]
     for seed in (1, 2, 3):
-        for steps, memory in ((700, True), (500, False)):
+        for steps, memory, settle in ((700, True, False), (700, True, True), (500, False, False)):
             block = HopeBlock(20, 12, memory=memory)
-            monkeypatch.setitem(recall._trained, (seed, steps, memory), recall.Trained(block, losses))
+            monkeypatch.setitem(recall._trained, (seed, steps, memory, settle), recall.Trained(block, losses))
         for steps, memory in ((hope_layer.STEPS, True), (500, False)):
-            layer = hope_layer.HopeLayerBlock(memory=memory, **hope_layer.OPTIONS)
+            layer = hope_layer.HopeLayerBlock(remembers=memory, **hope_layer.OPTIONS)
             monkeypatch.setitem(hope_layer._trained, f"{seed} {steps} {memory}", hope_layer.Trained(layer, losses))
 
 
