@@ -74,7 +74,7 @@ def _answer(memory: Memory, x: Tensor, y: Tensor, residual: bool) -> Tensor:
 def _beside(memories: Sequence[Memory]) -> tuple[Tensor, list[int]]:
     """Return the input weights side by side, and their widths."""
     weights = [memory[0] for memory in memories]
-    rows = max(weight.shape[0] for weight in weights)
+    rows = next((weight.shape[0] for weight in weights if weight.shape[0] != 1), 1)
     return torch.cat([w.expand(rows, -1, -1, -1) for w in weights], -1), [w.shape[-1] for w in weights]
 
 

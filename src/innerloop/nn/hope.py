@@ -103,9 +103,10 @@ class Hope(Layer):
         def first(out: int, last: float = 1.0) -> FirstWeights:
             return FirstWeights(heads, (K, out) if memory == "linear" else (K, K, out), last=last)
 
-        # Gates begin exactly at their biases.
-        self.key, self.value, self.memory = first(K), first(K), first(K)
-        self.rate, self.keep = first(1, last=0.0), first(1, last=0.0)
+        self.key, self.value = first(K), first(K)
+        # Gates begin exactly at their biases, and what is read at its input: drawn weights would add a map of the key to
+        # whatever is read at it.
+        self.memory, self.rate, self.keep = first(K, last=0.0), first(1, last=0.0), first(1, last=0.0)
         self.rate_bias, self.keep_bias = Scalars(heads, start=0.0), Scalars(heads, start=9.0)
         self.norm = RMSNorm(K)
         self.output = Projection(width, width)
