@@ -106,6 +106,27 @@ MUTANTS = (
         contract("hope", "chunk_equals_recurrent"),
     ),
     Mutant(
+        "hope: what is read begins at drawn weights",
+        "nn/hope.py",
+        "self.memory, self.rate, self.keep = first(K, last=0.0), first",
+        "self.memory, self.rate, self.keep = first(K), first",
+        tests(LAYERS, "test_hope_begins_by_reading_the_queries_of_its_convolved_tokens[linear-added]"),
+    ),
+    Mutant(
+        "hope: its convolutions stand in the tokens' place",
+        "nn/convolution.py",
+        "(y if self.silu else x + y)",
+        "y",
+        tests(LAYERS, "test_hope_begins_by_reading_the_queries_of_its_convolved_tokens[linear-added]"),
+    ),
+    Mutant(
+        "hope: first weights are taken for those of a memory that has moved",
+        "rules/hope.py",
+        "first if memory is expanded else memory",
+        "first",
+        contract("hope", "split_equals_whole chunk_equals_recurrent"),
+    ),
+    Mutant(
         "hope: the read memory takes its snapshot with the others",
         "rules/hope.py",
         "(*memories[:4], snapshots[4]) if index == 0",

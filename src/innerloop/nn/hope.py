@@ -104,8 +104,8 @@ class Hope(Layer):
             return FirstWeights(heads, (K, out) if memory == "linear" else (K, K, out), last=last)
 
         self.key, self.value = first(K), first(K)
-        # Gates begin exactly at their biases, and what is read at its input: drawn weights would add a map of the key to
-        # whatever is read at it.
+        # Gates begin exactly at their biases, and what is read at its input: drawn weights would add a map of the key
+        # to whatever is read at it.
         self.memory, self.rate, self.keep = first(K, last=0.0), first(1, last=0.0), first(1, last=0.0)
         self.rate_bias, self.keep_bias = Scalars(heads, start=0.0), Scalars(heads, start=9.0)
         self.norm = RMSNorm(K)
