@@ -61,7 +61,7 @@ MUTANTS = (
         MOMENTUM,
         "theta / (1 + theta * bend)",
         "theta / (1 + 0 * bend)",
-        tests(LAYERS, "test_no_memory_grows_on_a_repetitive_stream_at_the_largest_gates[titans-4]"),
+        tests(RULES, "test_titans_is_its_definition[normalized]"),
     ),
     Mutant(
         "ttt: the norm's signal keeps its mean",
