@@ -119,6 +119,6 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=180,
-    quick_seconds=100,
+    seconds=110,
+    quick_seconds=60,
 )

@@ -91,6 +91,6 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=160,
+    seconds=150,
     quick_seconds=60,
 )
