@@ -123,7 +123,8 @@ def write_block(
             after.append((ahead,))
             written.append([found])
             continue
-        left, right = _output_write(memory[1], *output, rate, shifted, earlier, style.everywhere)
+        h, error, damp = output
+        left, right = _output_write(memory[1], h, error, damp, rate, shifted, earlier, style.everywhere)
         after.append((ahead, end * memory[1] - (last * left).mT @ right))
         written.append([found, left, rate[..., None] * right])
     return after, written, product
