@@ -325,11 +325,11 @@ def untrained(monkeypatch):
     """Let C1 to C4 find blocks that were never trained, with the losses of one that was."""
     losses = [2.484, *[1.5] * 99, 0.863, *[0.2] * 99, *[0.005] * 100, *[0.0] * 400]
     for seed in (1, 2, 3):
-        for steps, memory in ((700, True), (500, False)):
+        for steps, memory, settle in ((700, True, False), (700, True, True), (500, False, False)):
             block = HopeBlock(20, 12, memory=memory)
-            monkeypatch.setitem(recall._trained, (seed, steps, memory), recall.Trained(block, losses))
+            monkeypatch.setitem(recall._trained, (seed, steps, memory, settle), recall.Trained(block, losses))
         for steps, memory in ((hope_layer.STEPS, True), (500, False)):
-            layer = hope_layer.HopeLayerBlock(memory=memory, **hope_layer.OPTIONS)
+            layer = hope_layer.HopeLayerBlock(remembers=memory, **hope_layer.OPTIONS)
             monkeypatch.setitem(hope_layer._trained, f"{seed} {steps} {memory}", hope_layer.Trained(layer, losses))
 
 
@@ -371,6 +371,7 @@ def reproduced(short_runs):
     for row in (*results["C2"]["seeds"].values(), *results["C2"]["layer"].values()):
         row |= {"accuracy": 0.32, "places": [0.1, 0.1, 0.12, 0.9]}
     results["C3"]["seeds"] = {"1": [1.0, 1.0, 1.0], "2": [0.994, 0.984, 0.965], "3": [0.926, 0.855, 0.791]}
+    results["C3"]["settled"] = {"1": [1.0, 1.0, 0.9]}
     results["C3"]["layer"] = {"1": [1.0, 0.99, 0.985]}
     for answers, chances in zip(results["C4"]["answers"], results["C4"]["chances"], strict=True):
         for key, value in ((6, "v5"), (2, "v11"), (1, "v10"), (3, "v11")):
@@ -402,6 +403,7 @@ DOCTORED = [
     ("C2", ("layer",), {}),
     ("C3", ("layer", "1", 2), 0.97),
     ("C3", ("layer",), {}),
+    ("C3", ("settled", "1"), [1.0]),
     ("C2", ("seeds", "1", "accuracy"), 0.5),
     ("C2", ("seeds", "2", "accuracy"), 0.1),
     ("C2", ("seeds", "1", "places", 0), 0.6),

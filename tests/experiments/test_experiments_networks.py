@@ -36,6 +36,8 @@ def test_every_variant_trains(options):
     progress = []
     block, losses = train_layer(1, 2, options, progress.append)
     assert len(losses) == 2
+    assert len(block.hope.key()) == (2 if "mlp" in options.values() else 1)
+    assert (block.hope.levels is None) == (not options.get("periods", (1,)))
     assert progress == [0.5, 1.0]
     assert all(torch.tensor(losses).isfinite())
     assert 0 <= answered(block, 4) <= 1
@@ -46,10 +48,10 @@ def test_every_variant_trains(options):
 
 def test_the_check_passes_what_holds_and_shows_it():
     C6.check(held())
-    assert len(C6.tables(held())[0].rows) == 8
+    assert len(C6.tables(held())[0].rows) == 9
 
 
-@pytest.mark.parametrize(("row", "place", "share"), [(0, 0, 0.98), (1, 1, 0.97), (2, 2, 0.9), (4, 2, 0.1), (7, 0, 0.1)])
+@pytest.mark.parametrize(("row", "place", "share"), [(0, 0, 0.98), (1, 1, 0.97), (2, 2, 0.9), (4, 2, 0.1), (8, 0, 0.1)])
 def test_the_check_notices_a_layer_that_forgets(row, place, share):
     doctored = copy.deepcopy(held())
     doctored["rows"][row]["accuracy"][place] = share

@@ -94,6 +94,24 @@ def test_ttt_rotates_anew_in_every_mini_batch(kit):
     assert error(later, want) <= 1e-10
 
 
+@pytest.mark.parametrize("convolution", ["added", "silu"])
+@pytest.mark.parametrize("memory", ["linear", "mlp"])
+def test_hope_begins_by_reading_the_queries_of_its_convolved_tokens(kit, memory, convolution):
+    torch.manual_seed(0)
+    layer = nn.Hope(kit.width, 2, memory=memory, read="before", periods=None, convolution=convolution).double()
+    x = kit.tokens(2, 5)
+    taps = layer.query_convolution.weight  # [D, W]
+    seen = torch.nn.functional.pad(x, (0, 0, taps.shape[1] - 1, 0)).unfold(1, taps.shape[1], 1)  # [B, T, D, W]
+    seen = (seen * taps).sum(-1)
+    seen = x + seen if convolution == "added" else torch.nn.functional.silu(seen)
+    q = torch.nn.functional.normalize(layer.query(seen).unflatten(-1, (2, -1)), dim=-1)
+    q = torch.nn.functional.rms_norm(q, q.shape[-1:], eps=layer.norm.eps)
+    # The first mini-batch is read at the weights as drawn.
+    assert error(layer(x)[0], q.flatten(-2) @ layer.output.weight.mT) <= 1e-5
+    with pytest.raises(ValueError, match="convolution must be 'added' or 'silu'; got 'none'"):
+        nn.Hope(kit.width, 2, convolution="none")
+
+
 @pytest.mark.parametrize("kind", WRITERS)
 def test_gradients_stop_at_writes_if_asked(kit, kind):
     layer = getattr(nn, kind)(kit.width, 2, stop_gradient_writes=True, **({"periods": ()} if kind == "Hope" else {}))

@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 SEEDS = (1, 2, 3)
 LENGTHS = (4, 6, 8)
-SIDE_STEPS = 400
-MANY_KEYS, MANY_PAIRS, MANY_STEPS = 64, 8, 1_600
+SIDE_STEPS = 250
+MANY_KEYS, MANY_PAIRS, MANY_STEPS = 64, 8, 800
 EVERY = 5
 FIRST, LONGER = 0.99, 0.98
 LAYER = "Hope, linear memories"
 BLOCK = "the document's block"
 MANY = f"Hope, linear memories, {MANY_PAIRS} of {MANY_KEYS} keys"
 SIDE: dict[str, dict[str, Any]] = {
+    "Hope, mini-batches of 4": {"mini_batch": 4, "periods": ()},
     "Hope, MLP memories": {"memory": "mlp", "periods": ()},
     "Hope, read before the write, mini-batches of 1": {"read": "before", "mini_batch": (1, 1), "periods": ()},
-    "Hope, then levels of 2 and 8 tokens": {"periods": (2, 8)},
+    "Hope, then levels of 4 and 8 tokens": {"periods": (4, 8)},
 }
 
 
@@ -110,9 +111,10 @@ EXPERIMENT = Experiment(
     claim="With memories that modify themselves and are trained through their own writes, in mini-batches, recall is "
     "learned on every seed; deep memories and several frequencies train too.",
     source="NL-3 aside, Training a HOPE block: what it names as missing",
-    setting=f"C1's task; the layer Hope at width 48, one head, largest rate 1, mini-batches of 16; {STEPS} steps of "
-    f"Adam at 3e-3 on seeds 1, 2 and 3; variants {SIDE_STEPS} steps on each; C1's blocks beside them; lists of "
-    f"{MANY_PAIRS} pairs of {MANY_KEYS} keys, {MANY_STEPS} steps on seed 1. Quick: "
+    setting=f"C1's task; the layer Hope at width 48, one head, largest rate 1, mini-batches of 16 (lists of four pairs "
+    f"end before one does, in those of 4 and 1 the memories that speak change while they are trained); {STEPS} steps "
+    f"of Adam at 3e-3, falling to 0 over the second half, on seeds 1, 2 and 3; variants {SIDE_STEPS} steps on each; "
+    f"C1's blocks beside them; lists of {MANY_PAIRS} pairs of {MANY_KEYS} keys, {MANY_STEPS} steps on seed 1. Quick: "
     "the layer on seed 1, as C1 trains it.",
     band=f"The layer answers at least {FIRST} of lists of 4 pairs and {LONGER} of 6 and 8 on every seed; every variant "
     "at least twice chance at every length.",

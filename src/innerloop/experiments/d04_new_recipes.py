@@ -101,6 +101,6 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=160,
+    seconds=190,
     quick_seconds=65,
 )

@@ -11,17 +11,17 @@ from innerloop.kernels.parts import convolve
 
 
 class ShortConvolution(nn.Module):
-    """A depthwise causal convolution over time, and SiLU.
+    """A depthwise causal convolution over time, and SiLU; unless ``silu`` what it finds is added to its input.
 
     Its weight is ``[C, W]``, the newest input last; the start is that of ``torch.nn.Conv1d``, uniform in ±1/√W.
     """
 
-    def __init__(self, channels: int, taps: int = 4, *, bias: bool = False) -> None:
+    def __init__(self, channels: int, taps: int = 4, *, bias: bool = False, silu: bool = True) -> None:
         """Draw the weights."""
         super().__init__()
         if taps < 1:
             raise ValueError(f"a convolution must have at least 1 tap; got {taps}")
-        self.channels, self.taps = channels, taps
+        self.channels, self.taps, self.silu = channels, taps, silu
         self.weight = nn.Parameter(torch.empty(channels, taps))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()
@@ -37,8 +37,9 @@ class ShortConvolution(nn.Module):
         """Convolve ``[B, T, C]`` behind the last W - 1 inputs of each sequence, and return the newer ones too."""
         if x.shape[-1] != self.channels:
             raise ValueError(f"x must have {self.channels} channels; got {x.shape[-1]}")
-        return convolve(x, window, self.weight, self.bias, bounds)
+        y, window = convolve(x, window, self.weight, self.bias, bounds, silu=self.silu)
+        return (y if self.silu else x + y), window
 
     def extra_repr(self) -> str:
         """Say the sizes."""
-        return f"{self.channels}, taps={self.taps}, bias={self.bias is not None}"
+        return f"{self.channels}, taps={self.taps}, bias={self.bias is not None}, silu={self.silu}"

@@ -27,10 +27,11 @@ class Hope(Layer):
 
     Behrouz et al. (2025), arXiv:2512.24695, section 8, known here through secondary sources. From there: which memories
     there are and what they make, unit keys and queries, convolutions of width 4, the query as the one projection that
-    stays, first weights that are learned. Ours: a convolution for x and one for q, heads, unit values, damped steps,
-    linear memories and the read after the write by default (``memory="mlp"``, ``read="before"`` and mini-batches of 1
-    are nearest to the paper). What is kept begins at 1 - 1e-4 a token, for a memory that fades also loses its learned
-    first weights. The outer gradient goes through every write unless ``stop_gradient_writes``.
+    stays, first weights that are learned. Ours: a convolution for x and one for q that are added to the tokens, heads,
+    unit values, damped steps, linear memories and the read after the write by default (``memory="mlp"``,
+    ``read="before"`` and mini-batches of 1 are nearest to the paper). What is kept begins at 1 - 1e-4 a token, for a
+    memory that fades also loses its learned first weights. The outer gradient goes through every write unless
+    ``stop_gradient_writes``.
 
     Args:
         width: Of the model, D.
@@ -42,6 +43,7 @@ class Hope(Layer):
         rate_max: The largest rate; one over the larger mini-batch if None. At 1 memories grow without bound on a
             repeated or slowly drifting token, for gradients of a whole mini-batch are taken at one place.
         taps: Of the convolutions; 0 leaves them out.
+        convolution: ``"added"`` to the tokens, or in their place behind ``"silu"``.
         normalize_v: Whether values are made unit length.
         normalize_step: Whether steps are damped.
         periods: Of the continuum memory, one number a level; None or () leaves it out.
@@ -71,6 +73,7 @@ class Hope(Layer):
         mini_batch: tuple[int, int] | int = (16, 16),
         rate_max: float | None = None,
         taps: int = 4,
+        convolution: Literal["added", "silu"] = "added",
         normalize_v: bool = True,
         normalize_step: bool = True,
         periods: Sequence[int] | int | None = (16, 64),
@@ -90,16 +93,20 @@ class Hope(Layer):
         self.rate_max = 1 / max(sizes) if rate_max is None else rate_max
         self.normalize_v, self.normalize_step = normalize_v, normalize_step
         self.stop_gradient_writes = stop_gradient_writes
-        self.token_convolution = ShortConvolution(width, taps) if taps else None
-        self.query_convolution = ShortConvolution(width, taps) if taps else None
+        if convolution not in ("added", "silu"):
+            raise ValueError(f"convolution must be 'added' or 'silu'; got {convolution!r}")
+        silu = convolution == "silu"
+        self.token_convolution = ShortConvolution(width, taps, silu=silu) if taps else None
+        self.query_convolution = ShortConvolution(width, taps, silu=silu) if taps else None
         self.query = Projection(width, width)
 
         def first(out: int, last: float = 1.0) -> FirstWeights:
             return FirstWeights(heads, (K, out) if memory == "linear" else (K, K, out), last=last)
 
-        # Gates begin exactly at their biases.
-        self.key, self.value, self.memory = first(K), first(K), first(K)
-        self.rate, self.keep = first(1, last=0.0), first(1, last=0.0)
+        self.key, self.value = first(K), first(K)
+        # Gates begin exactly at their biases, and what is read at its input: drawn weights would add a map of the key
+        # to whatever is read at it.
+        self.memory, self.rate, self.keep = first(K, last=0.0), first(1, last=0.0), first(1, last=0.0)
         self.rate_bias, self.keep_bias = Scalars(heads, start=0.0), Scalars(heads, start=9.0)
         self.norm = RMSNorm(K)
         self.output = Projection(width, width)

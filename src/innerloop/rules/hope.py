@@ -14,6 +14,7 @@ from innerloop.algebra.self_modifying import (
     Style,
     Write,
     answer,
+    answers,
     damping,
     read_block,
     unit,
@@ -103,18 +104,22 @@ class _Learner:
         self.weights, self.rate_max, self.read, self.style = weights, rate_max, read, style
         self.normalize_v, self.mini_batches = normalize_v, sizes
         self.residuals = [style.residual, style.residual, False, False, style.residual]
+        self._begun = self._first = per_row(tuple(weights[:5]), 1)
 
     def begin(self, rows: int) -> tuple[tuple[Memory, ...], tuple[Memory, ...]]:
         """Return the first weights, twice."""
-        first = per_row(tuple(self.weights[:5]), rows)
-        return first, first
+        self._begun = per_row(tuple(self.weights[:5]), rows)
+        self._first = per_row(tuple(self.weights[:5]), 1)
+        return self._begun, self._begun
 
-    def _ask(self, x: Tensor, snapshots: Sequence[Memory]) -> Write:
-        """Return what tokens ``[B, H, C, K]`` write, as the memories of the mini-batch's start say."""
-        key, value, rate, keep, _ = (
-            answer(memory, x, residual)
-            for memory, residual in zip(snapshots, self.residuals, strict=True)
-        )  # fmt: skip
+    def _shared(self, memories: tuple[Memory, ...]) -> tuple[Memory, ...]:
+        """Return memories that are still the first weights as the one matrix that they are for all rows."""
+        begun = zip(memories, self._begun, self._first, strict=True)
+        return tuple(first if memory is expanded else memory for memory, expanded, first in begun)
+
+    def _asked(self, said: Sequence[Tensor]) -> Write:
+        """Return what tokens write, from what four memories of the mini-batch's start say, ``[B, H, C, .]``."""
+        key, value, rate, keep = said
         value = unit(value) if self.normalize_v else value
         rate = self.rate_max * torch.sigmoid(rate[..., 0] + self.weights.rate_bias[:, None])
         return Write(unit(key), value, rate, torch.sigmoid(keep[..., 0] + self.weights.keep_bias[:, None]))
@@ -125,7 +130,10 @@ class _Learner:
         """Ask the snapshots, take each memory's gradient by autograd, write all, read."""
         x, q = (tensor[..., None, :] for tensor in token)
         memories, snapshots = parts
-        write = self._ask(x, snapshots)
+        write = self._asked([
+            answer(memory, x, residual)
+            for memory, residual in zip(snapshots[:4], self.residuals[:4], strict=True)
+        ])  # fmt: skip
         after = tuple(
             self._moved(memory, snapshot, residual, write)
             for memory, snapshot, residual in zip(memories, snapshots, self.residuals, strict=True)
@@ -161,16 +169,16 @@ class _Learner:
         """Do the same for many tokens at once."""
         del place
         x, q = tokens
-        memories, snapshots = parts
-        write = self._ask(x, snapshots)
+        memories, snapshots = map(self._shared, parts)
+        write = self._asked(answers(snapshots[:4], x, self.residuals[:4]))
         if real is not None:
             write = write._replace(rate=write.rate * real, keep=torch.where(real > 0, write.keep, 1.0))
-        after, written, product = write_block(list(memories), list(snapshots), self.residuals, write, self.style)
+        after, written, product = write_block(memories, snapshots, self.residuals, write, self.style)
         if self.read == "after":
             o = read_block(memories[-1], q, write.k, written[-1], product, write.keep, self.style.residual)
         else:
             o = answer(snapshots[-1], q, self.style.residual)
-        return o, (tuple(after), snapshots)
+        return o, (tuple(after), parts[1])
 
     def turn(
         self, parts: tuple[tuple[Memory, ...], tuple[Memory, ...]], index: int

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from innerloop import ops
 from innerloop.kernels.parts import convolve
+from innerloop.nn.norms import unit
 
 
 class HopeBlock(nn.Module):
@@ -62,11 +63,14 @@ class HopeBlock(nn.Module):
         return self._written(self._seen(sequence))
 
     def _written(self, x: Tensor) -> dict[str, Any]:
-        q, k = F.normalize(self.query(x), dim=-1), F.normalize(self.key(x), dim=-1)
+        # One product for all maps of x: at this size each costs more than its arithmetic.
+        maps = self.query, self.key, self.value, self.rate, self.keep
+        y = F.linear(x, torch.cat([linear.weight for linear in maps]))
+        q, k, value, gates = y.split((*(linear.out_features for linear in maps[:3]), 2), -1)
+        q, k = unit(q), unit(k)
         # The document keeps with alpha and learns with eta; we forget with alpha and learn with theta. Its update
         # takes the error at the memory before forgetting, which is the momentum rule without momentum.
-        theta, keep = torch.sigmoid(self.rate(x)), torch.sigmoid(self.keep(x))  # [B, T, 1]
-        value = self.value(x)
+        theta, keep = torch.sigmoid(gates + torch.cat((self.rate.bias, self.keep.bias))).split(1, -1)  # [B, T, 1]
         tokens = q, k, self.target(value) if self.self_made else value
         q, k, v = (tensor.unsqueeze(2) for tensor in tokens)
         return {"q": q, "k": k, "v": v, "theta": theta, "eta": torch.zeros_like(theta), "alpha": 1 - keep}

@@ -12,8 +12,8 @@ from innerloop.algebra.self_modifying import unit
 from innerloop.experiments.blocks.recall import KEYS, PAIRS, VALUES, accuracy, fit
 from innerloop.nn import Hope
 
-STEPS = 800
-"""Updates after which the layer is judged, half of what it is allowed."""
+STEPS = 700
+"""Updates after which the layer is judged: as many as the documents' block takes, less than half of what it may."""
 OPTIONS: dict[str, Any] = {"periods": ()}
 """The layer that stands beside the documents' block, which has no levels either."""
 
@@ -21,10 +21,10 @@ OPTIONS: dict[str, Any] = {"periods": ()}
 class HopeLayerBlock(nn.Module):
     """Embed, let the layer learn the list while it reads it, answer from what it reads at the last token."""
 
-    def __init__(self, width: int = 48, *, keys: int = KEYS, memory: bool = True, **options: Any) -> None:
-        """Draw the weights; ``options`` are the layer's. Without ``memory`` the query is answered as it is."""
+    def __init__(self, width: int = 48, *, keys: int = KEYS, remembers: bool = True, **options: Any) -> None:
+        """Draw the weights; ``options`` are the layer's. Unless it ``remembers`` the query is answered as it is."""
         super().__init__()
-        self.memory, self.keys = memory, keys
+        self.remembers, self.keys = remembers, keys
         self.embedding = nn.Embedding(keys + VALUES, width)
         self.hope = Hope(width, 1, rate_max=1.0, **options)
         self.feed_forward = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
@@ -33,7 +33,7 @@ class HopeLayerBlock(nn.Module):
     def forward(self, sequence: Tensor) -> Tensor:
         """Return the logits of the answer to the last token of ``sequence`` ``[B, T]``."""
         x = self.embedding(sequence)
-        y = self.hope(x)[0] if self.memory else self._unwritten(x)
+        y = self.hope(x)[0] if self.remembers else self._unwritten(x)
         return self.head(self.feed_forward(y[:, -1]))
 
     def _unwritten(self, x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def train_layer(
 ) -> Trained:
     """Train a block on the document's task, or on lists of other ``pairs``."""
     keys = options.get("keys", KEYS)
-    return Trained(*fit(lambda: HopeLayerBlock(**options), seed, steps, progress, pairs=pairs, keys=keys))
+    return Trained(*fit(lambda: HopeLayerBlock(**options), seed, steps, progress, pairs=pairs, keys=keys, settle=True))
 
 
 def layers(
@@ -74,7 +74,7 @@ def layers(
 
         kind = f"{seed} {steps} {memory}"
         if kind not in _trained:
-            _trained[kind] = train_layer(seed, steps, {**OPTIONS, "memory": memory}, partial(share, done=done))
+            _trained[kind] = train_layer(seed, steps, {**OPTIONS, "remembers": memory}, partial(share, done=done))
         share(1.0, done)
         found[str(seed)] = _trained[kind]
     return found

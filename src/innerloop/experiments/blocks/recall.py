@@ -49,24 +49,27 @@ class Trained(NamedTuple):
     losses: list[float]
 
 
-_trained: dict[tuple[int, int, bool], Trained] = {}
+_trained: dict[tuple[int, int, bool, bool], Trained] = {}
 
 
 def no_report(fraction: float) -> None:
     """Leave progress unreported."""
 
 
-def train(seed: int, steps: int, *, memory: bool = True, progress: Callable[[float], None] = no_report) -> Trained:
+def train(
+    seed: int, steps: int, *, memory: bool = True, settle: bool = False,
+    progress: Callable[[float], None] = no_report,
+) -> Trained:  # fmt: skip
     """Train a block as the document does; the same call returns the same block again in this process."""
-    kind = (seed, steps, memory)
+    kind = (seed, steps, memory, settle)
     if kind not in _trained:
-        _trained[kind] = _train(seed, steps, memory, progress)
+        _trained[kind] = _train(*kind, progress)
     progress(1.0)
     return _trained[kind]
 
 
 def train_each(
-    seeds: Sequence[int], steps: int, *, memory: bool = True, progress: Callable[[float], None]
+    seeds: Sequence[int], steps: int, *, memory: bool = True, settle: bool = False, progress: Callable[[float], None]
 ) -> dict[str, Trained]:
     """Train on each seed in turn; the keys are the seeds as JSON will have them."""
 
@@ -74,13 +77,13 @@ def train_each(
         progress((done + part) / len(seeds))
 
     return {
-        str(seed): train(seed, steps, memory=memory, progress=partial(share, done=done))
+        str(seed): train(seed, steps, memory=memory, settle=settle, progress=partial(share, done=done))
         for done, seed in enumerate(seeds)
     }
 
 
-def _train(seed: int, steps: int, memory: bool, progress: Callable[[float], None]) -> Trained:
-    return Trained(*fit(lambda: HopeBlock(KEYS + VALUES, VALUES, memory=memory), seed, steps, progress))
+def _train(seed: int, steps: int, memory: bool, settle: bool, progress: Callable[[float], None]) -> Trained:
+    return Trained(*fit(lambda: HopeBlock(KEYS + VALUES, VALUES, memory=memory), seed, steps, progress, settle=settle))
 
 
 Block = TypeVar("Block", bound=nn.Module)
@@ -88,17 +91,21 @@ Block = TypeVar("Block", bound=nn.Module)
 
 def fit(
     make: Callable[[], Block], seed: int, steps: int, progress: Callable[[float], None], *, pairs: int = PAIRS,
-    keys: int = KEYS,
+    keys: int = KEYS, settle: bool = False,
 ) -> tuple[Block, list[float]]:  # fmt: skip
     """Make a block and train it on fresh lists of so many ``pairs``; return it, and its loss before every step."""
+    # At the document's constant rate Adam, whose gradients are almost 0 by then, throws the weights about to the end:
+    # how well a block does hangs on where the last throw left it. To settle, the rate falls to 0 over the second half.
     # The document seeds the global generator before it builds the block; its data have a generator of their own.
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(seed)
         block = make()
         generator = torch.Generator().manual_seed(seed)
-        optimizer = torch.optim.Adam(block.parameters(), lr=RATE)
+        optimizer = torch.optim.Adam(block.parameters(), lr=RATE, fused=True)
         losses = []
         for step in range(steps):
+            if settle:
+                optimizer.param_groups[0]["lr"] = RATE * min(1.0, 2 * (steps - step) / steps)
             sequence, answer = draw(BATCH, pairs, generator, keys)
             loss = F.cross_entropy(block(sequence), answer)
             optimizer.zero_grad()
