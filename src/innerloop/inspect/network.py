@@ -188,7 +188,7 @@ def trace_network(
     if names is not None and len(names) != length:
         raise ValueError(f"tokens must name each of the T={length} tokens; got {len(names)}")
     tokens, options = pytree.tree_map(lambda x: x.double() if isinstance(x, Tensor) else x, (list(tokens), options))
-    run = _Run(rule, tokens, options)
+    run = _Run(rule, list(tokens), options)
     for t in range(length):
         run.token(t)
     return run.trace(rule, [str(t) for t in range(length)] if names is None else [str(name) for name in names])
