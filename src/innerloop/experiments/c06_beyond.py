@@ -122,6 +122,6 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=400,
+    seconds=480,
     quick_seconds=2,
 )
