@@ -95,10 +95,9 @@ def test_ttt_rotates_anew_in_every_mini_batch(kit):
 
 
 @pytest.mark.parametrize("convolution", ["added", "silu"])
-@pytest.mark.parametrize("memory", ["linear", "mlp"])
-def test_hope_begins_by_reading_the_queries_of_its_convolved_tokens(kit, memory, convolution):
+def test_hope_begins_by_reading_the_queries_of_its_convolved_tokens(kit, convolution):
     torch.manual_seed(0)
-    layer = nn.Hope(kit.width, 2, memory=memory, read="before", periods=None, convolution=convolution).double()
+    layer = nn.Hope(kit.width, 2, read="before", periods=None, convolution=convolution).double()
     x = kit.tokens(2, 5)
     taps = layer.query_convolution.weight  # [D, W]
     seen = torch.nn.functional.pad(x, (0, 0, taps.shape[1] - 1, 0)).unfold(1, taps.shape[1], 1)  # [B, T, D, W]

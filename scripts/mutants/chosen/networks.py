@@ -108,16 +108,16 @@ MUTANTS = (
     Mutant(
         "hope: what is read begins at drawn weights",
         "nn/hope.py",
-        "self.memory, self.rate, self.keep = first(K, last=0.0), first",
-        "self.memory, self.rate, self.keep = first(K), first",
-        tests(LAYERS, "test_hope_begins_by_reading_the_queries_of_its_convolved_tokens[linear-added]"),
+        "self.memory = first(K, last=0.0 if",
+        "self.memory = first(K, last=1.0 if",
+        tests(LAYERS, "test_hope_begins_by_reading_the_queries_of_its_convolved_tokens[added]"),
     ),
     Mutant(
         "hope: its convolutions stand in the tokens' place",
         "nn/convolution.py",
         "(y if self.silu else x + y)",
         "y",
-        tests(LAYERS, "test_hope_begins_by_reading_the_queries_of_its_convolved_tokens[linear-added]"),
+        tests(LAYERS, "test_hope_begins_by_reading_the_queries_of_its_convolved_tokens[added]"),
     ),
     Mutant(
         "hope: first weights are taken for those of a memory that has moved",

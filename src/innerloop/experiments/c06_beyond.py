@@ -122,6 +122,6 @@ EXPERIMENT = Experiment(
     check=check,
     tables=tables,
     figures=figures,
-    seconds=700,
+    seconds=480,
     quick_seconds=2,
 )

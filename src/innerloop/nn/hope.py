@@ -104,9 +104,10 @@ class Hope(Layer):
             return FirstWeights(heads, (K, out) if memory == "linear" else (K, K, out), last=last)
 
         self.key, self.value = first(K), first(K)
-        # Gates begin exactly at their biases, and what is read at its input: drawn weights would add a map of the key
-        # to whatever is read at it.
-        self.memory, self.rate, self.keep = first(K, last=0.0), first(1, last=0.0), first(1, last=0.0)
+        # Gates begin exactly at their biases, and a linear map that is read at its input: drawn weights would add a map
+        # of the key to whatever is read at it. A deep one learns slower from output weights of 0.
+        self.memory = first(K, last=0.0 if memory == "linear" else 1.0)
+        self.rate, self.keep = first(1, last=0.0), first(1, last=0.0)
         self.rate_bias, self.keep_bias = Scalars(heads, start=0.0), Scalars(heads, start=9.0)
         self.norm = RMSNorm(K)
         self.output = Projection(width, width)
