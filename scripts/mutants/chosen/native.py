@@ -29,7 +29,8 @@ MOMENTUM = contract("momentum_delta_rule", "chunk_equals_recurrent every_precisi
 EMPTY = tests("kernels/test_robustness.py", "test_a_sequence_without_tokens_hands_its_slope_on")
 LINEAR = tests("kernels/test_series.py", "test_linear_maps_are_those_of_float64")
 GATES = tests("kernels/test_series.py", "test_gates_are_those_of_float64")
-SPARSE = tests("kernels/test_spare.py", "test_a_trail_that_keeps_one_memory_of_four_changes_no_bit")
+KEPT, SPARE = "kernels/test_spare.py", "kernels/native/spare.py"
+SPARSE = tests(KEPT, "test_a_trail_that_keeps_one_memory_of_four_changes_no_bit")
 DENORMALS = tests("kernels/test_robustness.py", "test_denormals_count_as_zero_within_a_call_and_only_there")
 
 MUTANTS = (
@@ -287,4 +288,25 @@ MUTANTS = (
     Mutant("silu forgets its numbers past a vector", MAPS, "other ? other[at] : 1.0", "1.0", GATES),
     Mutant("denormals are reckoned with", LIBRARY, "FlushToZero() { _mm_setcsr(before | 0x8040); }", "FlushToZero() {}",
            DENORMALS),
+    Mutant(
+        "a trail's memory that a graph holds goes to the next call",
+        SPARE,
+        "memory.nbytes == size and view() is None",
+        "memory.nbytes == size",
+        tests(KEPT, "test_what_a_graph_holds_is_in_use test_memory_comes_back_once_nobody_holds_it"),
+    ),
+    Mutant(
+        "the oldest memory is kept, not the newest",
+        SPARE,
+        "_newest([(memory, weakref.ref(view)), *kept], self._limit)",
+        "_newest([*kept, (memory, weakref.ref(view))], self._limit)",
+        tests(KEPT, "test_no_more_than_the_limit_is_kept"),
+    ),
+    Mutant(
+        "memory is kept beyond the limit",
+        SPARE,
+        "if total <= limit]",
+        "if total]",
+        tests(KEPT, "test_no_more_than_the_limit_is_kept"),
+    ),
 )

@@ -14,7 +14,7 @@ PACKED = contract(f"{RULE} softmax_attention", "packed_equals_separate")
 AUTOCAST = tuple(f"{COMPILE}::test_autocast_keeps_arithmetic_and_state_wide[{x}]" for x in (RULE, "delta_rule"))
 OPCHECK = tuple(f"{COMPILE}::test_operators_pass_the_frameworks_own_check[{x}]" for x in (RULE, "softmax_attention"))
 COMPILED = (*OPCHECK, f"{COMPILE}::test_compiled_equals_eager_at_any_length_without_recompiling[chunk-{RULE}]")
-LAYER, KEPT, SPARE = "kernels/test_operator.py", "kernels/test_spare.py", "kernels/native/spare.py"
+LAYER = "kernels/test_operator.py"
 STEPS = tests(LAYER, f"test_gradients_of_a_call_are_those_of_its_steps[{RULE}]")
 SECOND = contract(RULE, "derivatives_are_right second_derivatives_are_right")
 
@@ -215,26 +215,5 @@ MUTANTS = (
         "torch.full((total,), len(order), device=order.device)",
         "torch.zeros(total, dtype=torch.int64, device=order.device)",
         tests(LAYER, f"test_tokens_outside_of_all_packed_sequences_read_zero[{RULE}]"),
-    ),
-    Mutant(
-        "a trail's memory that a graph holds goes to the next call",
-        SPARE,
-        "memory.nbytes == size and view() is None",
-        "memory.nbytes == size",
-        tests(KEPT, "test_what_a_graph_holds_is_in_use test_memory_comes_back_once_nobody_holds_it"),
-    ),
-    Mutant(
-        "the oldest memory is kept, not the newest",
-        SPARE,
-        "_newest([(memory, weakref.ref(view)), *kept], self._limit)",
-        "_newest([*kept, (memory, weakref.ref(view))], self._limit)",
-        tests(KEPT, "test_no_more_than_the_limit_is_kept"),
-    ),
-    Mutant(
-        "memory is kept beyond the limit",
-        SPARE,
-        "if total <= limit]",
-        "if total]",
-        tests(KEPT, "test_no_more_than_the_limit_is_kept"),
     ),
 )
