@@ -25,6 +25,10 @@ FORMS: tuple[str, ...] = get_args(Form)
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
 
+class NotFiniteError(ValueError, FloatingPointError):
+    """A gate holds NaN: a wrong input of a caller, and of a model that makes its gates a sign that it diverged."""
+
+
 def choose_form(rule: Rule | NetworkRule, length: int, form: Form) -> str:
     """Return the form that a call of this length takes."""
     if form == "auto":
@@ -335,7 +339,7 @@ def _check_values(gate: Gate, low: float, high: float, value: Tensor) -> None:
     largest = value.max().item()
     smallest = value.min().item() if low > -math.inf else low
     if math.isnan(largest):
-        raise ValueError(f"{gate.name} must not hold NaN; it does. Look at what makes the gate.")
+        raise NotFiniteError(f"{gate.name} must not hold NaN; it does. Look at what makes the gate.")
     if largest > high or smallest < low:
         got = f"a maximum of {largest:g}" if largest > high else f"a minimum of {smallest:g}"
         cure = " It is the natural log of the decay: pass decay.log(), or clamp(max=0)." if gate.name == "g" else ""

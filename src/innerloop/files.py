@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import glob
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Generator
@@ -13,6 +13,7 @@ from pathlib import Path
 __all__ = ["new_folder", "remove_leftovers", "whole", "write_bytes", "write_text"]
 
 _SUFFIX = ".partial"
+_TEMPORARY = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
 
 
 @contextmanager
@@ -126,7 +127,10 @@ def remove_leftovers(folder: str | os.PathLike[str], name: str = "*") -> None:
         folder: Where to look; folders in it are left alone.
         name: Of what was to be written; anything.
     """
-    for path in Path(folder).glob(f".{name if name == '*' else glob.escape(name)}.*{_SUFFIX}"):
+    for path in Path(folder).glob(f".*{_SUFFIX}"):
+        found = _TEMPORARY.fullmatch(path.name)
+        if found is None or name not in ("*", found["name"]):  # somebody else's: of exp.2, where exp is meant
+            continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -19,7 +19,16 @@ from torch.utils import _pytree as pytree
 
 from innerloop.algebra.mini_batches import Grid, back_from, chosen, make_grid, onto, run_blocks
 from innerloop.algebra.packing import run_packed
-from innerloop.checks import Backend, Form, check_bounds, check_options, check_packing, choose_form, refusal
+from innerloop.checks import (
+    Backend,
+    Form,
+    NotFiniteError,
+    check_bounds,
+    check_options,
+    check_packing,
+    choose_form,
+    refusal,
+)
 from innerloop.kernels.loop import token_loop
 from innerloop.kernels.portable import full_precision, unit
 from innerloop.network import Learner, NetworkRule, Parts
@@ -89,7 +98,7 @@ def check_tokens(rule: NetworkRule, tokens: dict[str, Tensor], cu_seqlens: Tenso
     inside = slice(None) if cu_seqlens is None or not readable(cu_seqlens) else check_bounds(cu_seqlens, sizes["T"])
     for name in gates:
         if _LOOKING.get() and readable(tokens[name]) and bool(tokens[name][:, inside].isnan().any()):
-            raise ValueError(f"{name} must not hold NaN; it does. Look at what makes the gate.")
+            raise NotFiniteError(f"{name} must not hold NaN; it does. Look at what makes the gate.")
     return sizes
 
 

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import torch
 
 from innerloop.cli import main
 from innerloop.data import pydoc_topics
@@ -65,6 +66,35 @@ def test_a_row_is_the_same_whether_or_not_others_ran_before(book, tmp_path, caps
         (path,) = (out / "rows").glob("kda*")
         found.append(json.loads(path.read_text()))
     assert found[0]["losses"] == found[1]["losses"] and found[0]["loss"] == found[1]["loss"]
+
+
+def test_layers_and_threads_of_later_commands_join_the_same_table(book, tmp_path, capsys, monkeypatch):
+    used = []
+    real = scoreboard.train_row
+
+    def watched(*all_of_it):
+        used.append(torch.get_num_threads())
+        return real(*all_of_it)
+
+    monkeypatch.setattr(scoreboard, "train_row", watched)
+    before = torch.get_num_threads()
+    out = tmp_path / "out"
+    words = ["compare", book, "--out", str(out), "--seeds", "1", "--steps", "1", *SMALL, "--layers"]
+    assert main([*words, "mamba2", "--threads", str(before + 1)]) == 0
+    assert main([*words, "kda"]) == 0
+    assert used == [before + 1] * 2 and torch.get_num_threads() == before
+    assert [x["pattern"] for x in json.loads((out / "table.json").read_text())] == ["mamba2", "kda"]
+    table = (out / "table.md").read_text()
+    assert "| mamba2 |" in table and "| kda |" in table
+
+
+@pytest.mark.parametrize("layer", ["gated_delta_rule", "longhorn", "attention"])
+def test_a_row_that_diverges_is_one_line_and_stops_no_other(layer, book, tmp_path, capsys):
+    words = ["compare", book, "--out", str(tmp_path / "out"), "--seeds", "1", "--steps", "4", *SMALL, "--rate", "1e30"]
+    assert main([*words, "--layers", layer, "kda", "--train-set", "warmup=0", "--train-set", "clip=0"]) == 1
+    err = capsys.readouterr().err
+    assert err.count(f"{layer}, seed 0: ") == err.count("kda, seed 0: ") == 1 and "Traceback" not in err
+    assert "2 rows did not stay finite; try a lower --rate" in err
 
 
 def test_a_summary_is_mean_and_spread_over_seeds():

@@ -146,6 +146,15 @@ def test_a_writer_that_is_killed_leaves_a_leftover_alone(act, where, tmp_path):
     assert not kept or path.read_text() == "old"
 
 
+def test_leftovers_of_one_name_are_not_those_of_a_longer_one(tmp_path):
+    for name in ("exp", "exp.2"):
+        (tmp_path / f".{name}.0123456789abcdef.partial").mkdir()
+    files.remove_leftovers(tmp_path, "exp")
+    assert names(tmp_path) == [".exp.2.0123456789abcdef.partial"]
+    files.remove_leftovers(tmp_path)
+    assert names(tmp_path) == []
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs a limit on the size of a file")
 @pytest.mark.parametrize("act", ["text", "state"])
 def test_a_disk_without_room_is_the_systems_own_error(act, tmp_path):

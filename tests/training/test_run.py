@@ -108,8 +108,8 @@ def test_the_last_checkpoint_stays_until_the_next_is_whole(kit, folder, monkeypa
 
 
 def test_one_checkpoint_is_kept_and_leftovers_go(kit, folder):
-    (folder / ".step-00000003.abc.partial").mkdir()
-    (folder / ".step-00000003.abc.partial" / "model.safetensors").write_text("half")
+    (folder / ".step-00000003.0123456789abcdef.partial").mkdir()
+    (folder / ".step-00000003.0123456789abcdef.partial" / "model.safetensors").write_text("half")
     Run.open(folder).train(kit.recorder())
     assert sorted(path.name for path in folder.iterdir()) == [
         ".lock", "log.csv", "run.json", "step-00000012", "tokenizer.json", "tokens", "validation.csv",

@@ -43,7 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     training.add_argument("--batch", type=int, default=32, metavar="N", help="windows an update; 32")
     training.add_argument("--length", type=int, default=128, metavar="N", help="tokens a window; 128")
     training.add_argument("--rate", type=float, default=1e-3, metavar="X", help="0.001")
-    training.add_argument("--threads", type=int, metavar="N", help="of torch; as many as it takes by itself")
+    training.add_argument("--threads", type=int, metavar="N", help="of torch; a comparison goes on with its own")
     training.add_argument("--train-set", action="append", dest="training", metavar="NAME=VALUE",
                           help="another option of training, such as clip=0.5")  # fmt: skip
 
@@ -110,7 +110,7 @@ def _run(comparison: Comparison, wanted: list[tuple[str, int]]) -> int:
 
     return Rows(
         command=NAME, title="comparing", folder=comparison.run.folder, named=str, row=comparison.row, said=_said,
-        summarised=summarised, table=markdown, figure=figure,
+        summarised=summarised, table=markdown, figure=figure, earlier=comparison.others(wanted),
     ).run(wanted)  # fmt: skip
 
 

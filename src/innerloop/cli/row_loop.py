@@ -6,8 +6,8 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -39,6 +39,8 @@ class Rows(Generic[Chosen, Row]):
     """Of summaries, as Markdown."""
     figure: Callable[[list[list[Row]]], str]
     """Of rows by layer, as SVG; needs matplotlib."""
+    earlier: Mapping[str, list[Row]] = field(default_factory=dict)
+    """Rows by layer that are kept from other commands and belong into the same table."""
 
     def run(self, wanted: Sequence[tuple[Chosen, int]]) -> int:
         """Run those that are missing.
@@ -49,7 +51,7 @@ class Rows(Generic[Chosen, Row]):
         Returns:
             0; 1 if a row failed; 130 if it was interrupted.
         """
-        rows: dict[str, list[Row]] = {}
+        rows = {name: list(found) for name, found in self.earlier.items()}
         failed = 0
         bar = Bar(len(wanted), self.title)
         try:
@@ -67,7 +69,7 @@ class Rows(Generic[Chosen, Row]):
                 self._write(list(rows.values()))
         except KeyboardInterrupt:
             bar.close()
-            done = sum(map(len, rows.values()))
+            done = sum(map(len, rows.values())) - sum(map(len, self.earlier.values()))
             print(f"\nInterrupted: {done} of {len(wanted)} rows are kept in {self.folder / 'rows'}; the same command "
                   "goes on from there.", file=sys.stderr)  # fmt: skip
             return 130

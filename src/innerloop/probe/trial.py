@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from innerloop.checks import check_field, check_least
 from innerloop.data.tasks import Batch, Task
 from innerloop.probe.contender import Contender
 from innerloop.probe.model import ProbeModel
+from innerloop.threads import threads
 
 _JUDGED = 1_000_003  # the seed of what is judged on, apart from every training's
 _PIECE = 16_384
@@ -195,15 +196,9 @@ def judge(model: nn.Module, task: Task, count: int) -> Judgement:
     return judgement(task, answers, batch.labels)
 
 
-@contextmanager
-def one_thread() -> Generator[None, None, None]:
+def one_thread() -> AbstractContextManager[None]:
     """Run on one thread, for tensors so small that sharing them costs more than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return threads(1)
 
 
 def trial(

@@ -21,6 +21,7 @@ from innerloop.data import (
     texts,
     write_tokens,
 )
+from innerloop.threads import threads
 from innerloop.training.checkpoint import TOKENIZER, newest
 from innerloop.training.log import check_board
 from innerloop.training.plan import Plan
@@ -121,17 +122,12 @@ class Run:
             ValueError: If the newest checkpoint is damaged or of another version.
             OSError: If a file cannot be written; the newest checkpoint is as it was.
         """
-        threads = torch.get_num_threads()
-        with locked(self.folder / _LOCK), torch.random.fork_rng(devices=[]):
+        assert self.plan.threads is not None
+        with locked(self.folder / _LOCK), torch.random.fork_rng(devices=[]), threads(self.plan.threads):
             files.remove_leftovers(self.folder)
-            assert self.plan.threads is not None
-            torch.set_num_threads(self.plan.threads)
-            try:
-                session = Session(self.folder, self.plan, self.tokens, self.tokenizer, watch)
-                with contextlib.closing(session):
-                    return session.train(stop)
-            finally:
-                torch.set_num_threads(threads)
+            session = Session(self.folder, self.plan, self.tokens, self.tokenizer, watch)
+            with contextlib.closing(session):
+                return session.train(stop)
 
     @property
     def step(self) -> int:

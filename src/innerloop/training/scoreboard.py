@@ -8,7 +8,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from innerloop import files
 from innerloop import rows as kept
 from innerloop.data import Tokenizer
 from innerloop.lm import Config, LanguageModel, parse
+from innerloop.threads import threads
 from innerloop.training.evaluation import windows_score
 from innerloop.training.learner import Learner
 from innerloop.training.options import TrainingOptions
@@ -158,7 +159,9 @@ class Comparison:
             run = Run.prepare(folder, plan, progress)
         else:
             run = Run.open(folder)
-            odd = [name for name, value in plan.to_dict().items() if run.plan.to_dict()[name] != value]
+            # A comparison goes on with the number of threads that it began with.
+            begun, same = run.plan.to_dict(), plan.to_dict().items()
+            odd = [name for name, value in same if begun[name] != value and name != "threads"]
             if odd:
                 raise ValueError(f"{folder} must hold a comparison like this one; it differs in {', '.join(odd)}. "
                                  "Name another folder")  # fmt: skip
@@ -172,6 +175,15 @@ class Comparison:
     def file(self, pattern: str, seed: int) -> Path:
         """Where a row is kept."""
         return self.run.folder / "rows" / kept.row_name(pattern, seed)
+
+    def others(self, wanted: Sequence[tuple[str, int]]) -> dict[str, list[Row]]:
+        """Return the rows, by pattern, that are kept and not among these patterns and seeds."""
+        found: dict[str, list[Row]] = {}
+        for path in sorted((self.run.folder / "rows").glob("*.json")):
+            row = read_row(path, torch.__version__)
+            if row is not None and (row.pattern, row.seed) not in wanted:
+                found.setdefault(row.pattern, []).append(row)
+        return found
 
     def row(
         self, pattern: str, seed: int, progress: Callable[[float], None] = lambda fraction: None
@@ -197,12 +209,13 @@ class Comparison:
         plan, tokens = self.run.plan, self.run.tokens
         options = dataclasses.replace(plan.options, seed=seed)
         length, stride = options.length, options.window_stride
-        row = train_row(
-            self.config(pattern), options,
-            lambda step: tokens.batch(step, options.batch, length, stride, seed),
-            tokens.validation(length, options.evaluate_windows), self.run.tokenizer,
-            tokens.training_windows(length, stride) / options.batch, progress,
-        )  # fmt: skip
+        with threads(plan.threads or torch.get_num_threads()):
+            row = train_row(
+                self.config(pattern), options,
+                lambda step: tokens.batch(step, options.batch, length, stride, seed),
+                tokens.validation(length, options.evaluate_windows), self.run.tokenizer,
+                tokens.training_windows(length, stride) / options.batch, progress,
+            )  # fmt: skip
         path.parent.mkdir(exist_ok=True)
         write_row(path, row, torch.__version__)
         return row, True
