@@ -347,3 +347,26 @@ def test_a_stream_of_a_hundred_thousand_tokens_stays_exact_in_constant_memory(ki
     assert state.position.tolist() == [100_000]
     assert len(sizes) == 1
     assert max(errors) <= 1e-3
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: nn.TTT(16, 2, rate=-1.0), "rate must be above 0 and finite; got -1.0"),
+        (lambda: nn.TTT(16, 2, rate=float("nan")), "rate must be above 0"),
+        (lambda: nn.TTT(16, 2, memory="mlp", expansion=0), "expansion must be a whole number"),
+        (lambda: nn.Titans(16, 2, rate=float("inf")), "rate must be above 0 and finite"),
+        (lambda: nn.Titans(16, 2, normalize_step="no"), "normalize_step must be True or False; got 'no'"),
+        (lambda: nn.Hope(16, 2, rate_max=-1.0), "rate_max must be above 0"),
+        (lambda: nn.Hope(16, 2, rate_max=float("nan")), "rate_max must be above 0"),
+        (lambda: nn.Hope(16, 2, read="x"), "read must be 'after' or 'before'; got 'x'"),
+        (lambda: nn.Hope(16, 2, mini_batch=1.5), "mini_batch must be a whole number"),
+        (lambda: nn.Hope(16, 2, taps=1.5), "taps must be a whole number"),
+        (lambda: nn.Hope(16, 2, taps=-1), "taps must be a whole number"),
+        (lambda: nn.CMS(16, 1.5), "periods must be whole numbers"),
+        (lambda: nn.CMS(16, normalize_step=1), "normalize_step must be True or False"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_where_they_are_given(make, why):
+    with pytest.raises(ValueError, match=why):
+        make()

@@ -11,6 +11,7 @@ from innerloop import ops
 from innerloop.nn.first_weights import FirstWeights
 from innerloop.nn.gates import GateProjection
 from innerloop.nn.layer import Layer, Turn
+from innerloop.nn.options import check_truths, check_whole
 from innerloop.nn.projections import Projection
 
 
@@ -20,7 +21,7 @@ class Levels(nn.Module):
     def __init__(self, width: int, periods: Sequence[int] | int, hidden: int, normalize_step: bool) -> None:
         """Draw."""
         super().__init__()
-        periods = (periods,) if isinstance(periods, int) else periods
+        periods = tuple(periods) if isinstance(periods, Sequence) else (periods,)
         if not periods or any(isinstance(c, bool) or not isinstance(c, int) or c < 1 for c in periods):
             raise ValueError(f"periods must be whole numbers above 0, one a level; got {periods!r}")
         self.periods, self.normalize_step = tuple(periods), normalize_step
@@ -78,8 +79,8 @@ class CMS(Layer):
     ) -> None:  # fmt: skip
         """Draw the weights."""
         super().__init__(width)
-        if isinstance(expansion, bool) or not isinstance(expansion, int) or expansion < 1:
-            raise ValueError(f"expansion must be a whole number above 0; got {expansion!r}")
+        check_whole("expansion", expansion)
+        check_truths(normalize_step=normalize_step)
         self.levels = Levels(width, periods, expansion * width, normalize_step)
 
     def mix(self, x: Tensor, turn: Turn) -> Tensor:

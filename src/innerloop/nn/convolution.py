@@ -19,8 +19,8 @@ class ShortConvolution(nn.Module):
     def __init__(self, channels: int, taps: int = 4, *, bias: bool = False, silu: bool = True) -> None:
         """Draw the weights."""
         super().__init__()
-        if taps < 1:
-            raise ValueError(f"a convolution must have at least 1 tap; got {taps}")
+        if isinstance(taps, bool) or not isinstance(taps, int) or taps < 1:
+            raise ValueError(f"a convolution must have at least 1 tap, a whole number; got {taps}")
         self.channels, self.taps, self.silu = channels, taps, silu
         self.weight = nn.Parameter(torch.empty(channels, taps))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None

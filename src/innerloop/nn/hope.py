@@ -15,6 +15,7 @@ from innerloop.nn.first_weights import FirstWeights
 from innerloop.nn.gates import Scalars
 from innerloop.nn.layer import Layer, Turn
 from innerloop.nn.norms import RMSNorm
+from innerloop.nn.options import check_one_of, check_positive, check_truths, check_whole
 from innerloop.nn.projections import Projection, heads, width_of_heads
 
 
@@ -81,20 +82,25 @@ class Hope(Layer):
     ) -> None:
         """Draw the weights."""
         super().__init__(width)
-        if memory not in ("linear", "mlp"):
-            raise ValueError(f"memory must be 'linear' or 'mlp'; got {memory!r}")
-        if taps < 0:
-            raise ValueError(f"taps must be at least 0; got {taps}")
-        sizes = (mini_batch,) * 2 if isinstance(mini_batch, int) else tuple(mini_batch)
-        if len(sizes) != 2 or any(isinstance(c, bool) or not isinstance(c, int) or c < 1 for c in sizes):
+        check_one_of("memory", memory, ("linear", "mlp"))
+        check_one_of("read", read, ("after", "before"))
+        check_one_of("convolution", convolution, ("added", "silu"))
+        check_truths(
+            normalize_v=normalize_v, normalize_step=normalize_step, stop_gradient_writes=stop_gradient_writes
+        )
+        if taps != 0:
+            check_whole("taps", taps)
+        sizes = tuple(mini_batch) if isinstance(mini_batch, Sequence) else (mini_batch,) * 2
+        if len(sizes) != 2:
             raise ValueError(f"mini_batch must be a whole number above 0, or two of them; got {mini_batch!r}")
+        for size in sizes:
+            check_whole("mini_batch", size)
         K = width_of_heads(width, heads, None)
         self.heads, self.read, self.mini_batch = heads, read, sizes
         self.rate_max = 1 / max(sizes) if rate_max is None else rate_max
+        check_positive("rate_max", self.rate_max)
         self.normalize_v, self.normalize_step = normalize_v, normalize_step
         self.stop_gradient_writes = stop_gradient_writes
-        if convolution not in ("added", "silu"):
-            raise ValueError(f"convolution must be 'added' or 'silu'; got {convolution!r}")
         silu = convolution == "silu"
         self.token_convolution = ShortConvolution(width, taps, silu=silu) if taps else None
         self.query_convolution = ShortConvolution(width, taps, silu=silu) if taps else None

@@ -13,6 +13,7 @@ from innerloop.nn.first_weights import FirstWeights
 from innerloop.nn.gates import GateProjection
 from innerloop.nn.layer import Layer, Turn
 from innerloop.nn.norms import RMSNorm
+from innerloop.nn.options import check_positive, check_truths, check_whole
 from innerloop.nn.projections import Projection, heads, width_of_heads
 from innerloop.nn.segments import SegmentMemory
 from innerloop.nn.streams import Streams
@@ -32,8 +33,7 @@ class MemoryGates(nn.Module):
     def __init__(self, width: int, heads: int, mini_batch: int, rate: float, momentum_max: float) -> None:
         """Draw the weights."""
         super().__init__()
-        if not rate > 0:
-            raise ValueError(f"rate must be above 0; got {rate}")
+        check_positive("rate", rate)
         if not 0 <= momentum_max < 1:
             raise ValueError(f"momentum_max must lie in [0, 1); got {momentum_max}")
         self.largest, self.momentum_max = rate / mini_batch, momentum_max
@@ -115,8 +115,10 @@ class Titans(Layer):
         if variant not in get_args(Variant):
             raise ValueError(f"variant must be one of {', '.join(map(repr, get_args(Variant)))}; got {variant!r}")
         for name, value in (("depth", depth), ("expansion", expansion), ("mini_batch", mini_batch)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number above 0; got {value!r}")
+            check_whole(name, value)
+        check_truths(
+            normalize_v=normalize_v, normalize_step=normalize_step, stop_gradient_writes=stop_gradient_writes
+        )
         K = width_of_heads(width, heads, key_width)
         self.heads, self.variant, self.mini_batch = heads, variant, mini_batch
         self.normalize_v, self.normalize_step = normalize_v, normalize_step

@@ -13,6 +13,7 @@ from innerloop.nn.first_weights import FirstWeights
 from innerloop.nn.gates import GateProjection
 from innerloop.nn.layer import Layer, Turn
 from innerloop.nn.norms import HeadNorm
+from innerloop.nn.options import check_one_of, check_positive, check_whole
 from innerloop.nn.projections import Projection, heads, width_of_heads
 from innerloop.nn.rotary import check_rotary, frequencies_of, rotate
 from innerloop.nn.streams import Streams
@@ -66,10 +67,11 @@ class TTT(Layer):
         super().__init__(width)
         K = width_of_heads(width, heads, key_width)
         check_rotary(K)
-        if memory not in ("linear", "mlp"):
-            raise ValueError(f"memory must be 'linear' or 'mlp'; got {memory!r}")
+        check_one_of("memory", memory, ("linear", "mlp"))
+        check_whole("expansion", expansion)
         self.heads, self.key_width, self.mini_batch = heads, K, mini_batch
         self.rate = (1.0 if memory == "linear" else 0.1) if rate is None else rate
+        check_positive("rate", self.rate)
         sizes = {"query": heads * K, "key": heads * K, "value": heads * K}
         self.streams = Streams(width, sizes, 0, straight=sizes)
         self.lr = GateProjection(width, heads, start=0.0)
@@ -101,8 +103,7 @@ class InnerNorm(nn.Module):
     def __init__(self, heads: int, width: int, mini_batch: int) -> None:
         """Begin with weights of 1, no bias and no offset."""
         super().__init__()
-        if isinstance(mini_batch, bool) or not isinstance(mini_batch, int) or mini_batch < 1:
-            raise ValueError(f"mini_batch must be a whole number above 0; got {mini_batch!r}")
+        check_whole("mini_batch", mini_batch)
         self.weight, self.bias = nn.Parameter(torch.empty(heads, width)), nn.Parameter(torch.empty(heads, width))
         self.offset = nn.Parameter(torch.empty(mini_batch))
         self.reset_parameters()
