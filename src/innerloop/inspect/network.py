@@ -200,7 +200,7 @@ class _Run:
     def __init__(self, rule: str, tokens: list[Tensor], options: dict[str, Any]) -> None:
         self.op, self.tokens, self.options = getattr(ops, rule), tokens, options
         if options.pop("use_qk_l2norm_in_kernel", False):
-            self.tokens[:2] = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in tokens[:2])
+            self.tokens[:2] = map(self_modifying.unit, tokens[:2])
         self.memory = KINDS[rule](self.tokens, options)
         self.state: State = None
         self.keys: list[Tensor] = []

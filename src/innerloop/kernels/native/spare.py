@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,5 +60,5 @@ def _newest(
     kept: list[tuple[np.ndarray, weakref.ref[np.ndarray]]], limit: int
 ) -> list[tuple[np.ndarray, weakref.ref[np.ndarray]]]:
     """Return those that go into the limit together, from the first on."""
-    sums = [sum(memory.nbytes for memory, _ in kept[: i + 1]) for i in range(len(kept))]
+    sums = accumulate(memory.nbytes for memory, _ in kept)
     return [pair for pair, total in zip(kept, sums, strict=True) if total <= limit]
