@@ -33,7 +33,9 @@ class Mutant:
                 f"{text.count(self.old)} times. Write the fault anew: {self.old.strip().splitlines()[0]!r}"
             )
         edits = {self.file: text.replace(self.old, self.new)}
-        return Trial(f"{family}: {self.name}", edits, self.tests, native=not self.file.endswith(".py"))
+        # Tests of what calls the kernels are skipped where none are built, and would let every fault pass.
+        native = not self.file.endswith(".py") or self.file.startswith("kernels/native/")
+        return Trial(f"{family}: {self.name}", edits, self.tests, native=native)
 
 
 def contract(rules: str, properties: str) -> tuple[str, ...]:
