@@ -25,6 +25,7 @@ from innerloop.kernels.native import Native, Values
 from innerloop.kernels.operator import Options, is_plain
 from innerloop.kernels.portable import full_precision
 from innerloop.rule import Gates, Rule, State
+from innerloop.shapes import readable
 
 
 class Plan(NamedTuple):
@@ -84,7 +85,8 @@ def call(
     gates = rule.complete(gates, v)
     if scale is None:
         scale = rule.default_scale(q.shape[-1])
-    options = Options(cu_seqlens, float(scale), use_qk_l2norm_in_kernel, size, constants, served)
+    room = _room(rule, initial_state, cu_seqlens) if rule.grows and cu_seqlens is not None else 0
+    options = Options(cu_seqlens, float(scale), use_qk_l2norm_in_kernel, size, constants, room, served)
     if key is not None and served and native is not None:
         inputs = _inputs(rule, native, q, k, v, gates, initial_state)
         held = native.as_read(inputs, None)
@@ -95,6 +97,15 @@ def call(
     run = rule.recurrent if chosen == "recurrent" and not served else rule.chunk
     out, state = run(q, k, v, state=initial_state, options=options, **gates)
     return out, state if output_final_state else None
+
+
+def _room(rule: Rule, state: State, cu_seqlens: Tensor) -> int:
+    """Return how many tokens the longest of packed sequences will have, its state's among them; 0 if none may look."""
+    if not readable(cu_seqlens):
+        return 0
+    (held,) = [x for x, axes in zip(rule.state_tensors(state), rule.states.values(), strict=True) if not axes]
+    lengths = cu_seqlens.diff() if held is None else cu_seqlens.diff() + held
+    return max(1, int(lengths.max()))
 
 
 class _Ready(NamedTuple):

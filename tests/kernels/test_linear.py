@@ -40,7 +40,7 @@ def written(operator, rule, length, packing=None):
     needs = [True] * (3 + len(gates)) + [False] * len(states)
     grads = [call.v.new_ones((*call.q.shape[:2], *call.v.shape[-2:]))] + [None] * len(states)
     with Written() as mode:
-        inputs, options = (call.q, call.k, call.v, *gates, *states), (packing, 1.0, False, 16, constants, False)
+        inputs, options = (call.q, call.k, call.v, *gates, *states), (packing, 1.0, False, 16, constants, 0, False)
         operator._gradients(*inputs, *options, *grads, needs)
     return mode.total
 

@@ -96,7 +96,7 @@ def test_bounds_outside_of_the_row_are_refused_even_behind_the_checks():
     for bounds in ([0, 6], [3, 1], [-1, 5]):
         with pytest.raises(ValueError, match="cu_seqlens must rise"):
             torch.ops.innerloop.additive(
-                call.q, call.k, call.v, None, None, torch.tensor(bounds), 1.0, False, 64, [], True
+                call.q, call.k, call.v, None, None, torch.tensor(bounds), 1.0, False, 64, [], 0, True
             )
 
 

@@ -82,7 +82,8 @@ def test_fake_tensors_of_half_types_are_like_the_real_ones(name):
     gates = rule.complete(call.gates, call.v)
     constants = [constant.default for constant in rule.constants]
     inputs = (call.q, call.k, call.v, *gates.values(), *(None for _ in rule.states))
-    torch.library.opcheck(rule.loop._op, (*inputs, None, 0.5, True, 2, constants, True), test_utils="test_faketensor")
+    options = (None, 0.5, True, 2, constants, 0, True)
+    torch.library.opcheck(rule.loop._op, (*inputs, *options), test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("name", NAMES)

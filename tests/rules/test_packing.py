@@ -202,3 +202,17 @@ def test_a_row_of_nan_is_its_own(name):
             runs.append([x[1:] for key, x in (*values.items(), *slopes.items()) if key not in fixed])
         for x, y in zip(*runs, strict=True):
             assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_a_memory_of_pairs_has_room_for_the_longest_sequence_and_no_more(form):
+    call, bounds = packed_call("softmax_attention", [3, 0, 9, 1])
+    held = torch.tensor([4, 2, 0, 1])
+    wide = [torch.cat((x, x.new_zeros(4, 30, *x.shape[2:])), 1) for x in (call.state.keys, call.state.values)]
+    wide = type(call.state)(*wide, held)
+    for before, wanted in ((None, 9), (wide, 9), (wide._replace(lengths=held + 7), 16)):
+        _, after = call.run(initial_state=before, cu_seqlens=torch.tensor(bounds), form=form)
+        assert after.keys.shape[1] == after.values.shape[1] == wanted
+        assert int(after.lengths.max()) == wanted
+    _, after = call.run(initial_state=None, cu_seqlens=torch.tensor([0, 0, 0]), form=form)
+    assert after.keys.shape[:2] == (2, 1), "even where nobody has a token"

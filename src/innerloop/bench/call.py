@@ -80,7 +80,7 @@ def cost_of_a_call(repeats: int = 300) -> dict[str, float]:
         "call": lambda: rule(tracked.q, tracked.k, tracked.v, **call.gates, initial_state=call.state),
         "run": lambda: ops.run(rule, tracked.q, tracked.k, tracked.v, **given),
         "operator": lambda: rule.operator(*inputs[:3], inputs[3:5], inputs[5:], Options(*rest)),
-        "dispatched": lambda: torch.ops.innerloop.bench_empty(*inputs, *rest, True),
+        "dispatched": lambda: torch.ops.innerloop.bench_empty(*inputs, *rest, 0, True),
         "torch.empty_like": lambda: torch.empty_like(g),
     }
     if not missing():

@@ -25,7 +25,7 @@ from innerloop.shapes import compute_dtype
 _LIBRARY = Library("innerloop", "DEF")
 _BELOW_AUTOGRAD = _C._after_autograd_keyset
 _OPTIONS = (
-    "Tensor? cu_seqlens", "float scale", "bool l2norm", "int chunk_size", "float[] constants", "bool native"
+    "Tensor? cu_seqlens", "float scale", "bool l2norm", "int chunk_size", "float[] constants", "int room", "bool native"
 )  # fmt: skip
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None), float, bool, int, str, tuple, list))
 
@@ -47,6 +47,8 @@ class Options(NamedTuple):
     l2norm: bool = False
     chunk_size: int = 64
     constants: tuple[float, ...] = ()
+    room: int = 0
+    """Of packed sequences, how many tokens the longest will have: what states that grow take for each. 0 if unknown."""
     native: bool = True
     """Whether a compiled kernel may serve."""
 
@@ -182,7 +184,8 @@ class Operator:
         q, _, v, cu_seqlens = *args[:3], args[self._inputs]
         rows = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         out = v.new_empty((*v.shape[:2], max(q.shape[-2], v.shape[-2]), v.shape[-1]))
-        shapes = self.portable.state_shapes(args[: self._inputs], rows, after=v.shape[1])
+        room = args[self._end - 2]
+        shapes = self.portable.state_shapes(args[: self._inputs], rows, after=v.shape[1], room=room)
         dtypes = self.portable.state_dtypes(compute_dtype(v.dtype))
         return out, *(v.new_empty(tuple(shape), dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
 

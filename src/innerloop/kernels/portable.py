@@ -60,6 +60,7 @@ class Portable:
         l2norm: bool,
         chunk_size: int,
         constants: Sequence[float],
+        room: int,
         native: bool,
     ) -> tuple[Tensor, ...]:
         del native
@@ -78,7 +79,7 @@ class Portable:
                 return self._dense(tokens, states, chunk_size, constants)
 
             out, after = run_packed(dense, tokens, states, bounds)
-            after = self._padded(after, inputs, len(bounds) - 1)
+            after = self._padded(after, inputs, len(bounds) - 1, room)
         return (out if out.dtype == v.dtype else out.to(v.dtype)), *after
 
     def _dense(
@@ -124,26 +125,29 @@ class Portable:
             )
         )
 
-    def _padded(self, states: tuple[Tensor, ...], inputs: Inputs, rows: int) -> tuple[Tensor, ...]:
-        """Give states that grow the one capacity that is known without looking at the lengths."""
+    def _padded(self, states: tuple[Tensor, ...], inputs: Inputs, rows: int, room: int) -> tuple[Tensor, ...]:
+        """Give states that grow the room that was promised, or what is known without looking at the lengths."""
         if not self.grows:
             return states
-        shapes = self.state_shapes(inputs, rows, after=inputs[0].shape[1])
+        shapes = self.state_shapes(inputs, rows, after=inputs[0].shape[1], room=room)
         return tuple(
             torch.cat((state, state.new_zeros((rows, shape[1] - state.shape[1], *shape[2:]))), 1)
-            if len(shape) > 1
-            else state
+            if len(shape) > 1 and shape[1] > state.shape[1]
+            else state[:, : shape[1]] if len(shape) > 1 else state
             for state, shape in zip(states, shapes, strict=True)
         )
 
-    def state_shapes(self, inputs: Inputs, rows: int, after: int = 0) -> list[tuple[int, ...]]:
-        """Return the shape of each state ``after`` so many tokens; S is 0 where no state was given."""
+    def state_shapes(self, inputs: Inputs, rows: int, after: int = 0, room: int = 0) -> list[tuple[int, ...]]:
+        """Return the shape of each state ``after`` so many tokens, of which S is ``room`` if that is known.
+
+        S is what a state had before them, or 0, and all of them if not.
+        """
         q, k, v = inputs[:3]
         sizes = {"G": v.shape[-2], "H": k.shape[-2], "K": q.shape[-1], "V": v.shape[-1]}
         shapes = []
         for axes, state in zip(self.states.values(), inputs[3 + self.gates :], strict=True):
             if self.grows and "S" in axes:
-                sizes["S"] = after + (0 if state is None else state.shape[1])
+                sizes["S"] = room or after + (0 if state is None else state.shape[1])
             shapes.append((rows, *(sizes[axis] for axis in axes)))
         return shapes
 
