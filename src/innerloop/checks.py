@@ -29,6 +29,11 @@ class NotFiniteError(ValueError, FloatingPointError):
     """A gate holds NaN: a wrong input of a caller, and of a model that makes its gates a sign that it diverged."""
 
 
+def no_number(name: str) -> NotFiniteError:
+    """Return what to raise of a gate that holds NaN."""
+    return NotFiniteError(f"{name} must not hold NaN; it does. Look at what makes the gate.")
+
+
 def choose_form(rule: Rule | NetworkRule, length: int, form: Form) -> str:
     """Return the form that a call of this length takes."""
     if form == "auto":
@@ -339,7 +344,7 @@ def _check_values(gate: Gate, low: float, high: float, value: Tensor) -> None:
     largest = value.max().item()
     smallest = value.min().item() if low > -math.inf else low
     if math.isnan(largest):
-        raise NotFiniteError(f"{gate.name} must not hold NaN; it does. Look at what makes the gate.")
+        raise no_number(gate.name)
     if largest > high or smallest < low:
         got = f"a maximum of {largest:g}" if largest > high else f"a minimum of {smallest:g}"
         cure = " It is the natural log of the decay: pass decay.log(), or clamp(max=0)." if gate.name == "g" else ""

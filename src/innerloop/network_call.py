@@ -10,29 +10,29 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
-from torch import _C, Tensor
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from innerloop.algebra.mini_batches import Grid, back_from, chosen, make_grid, onto, run_blocks
 from innerloop.algebra.packing import run_packed
+from innerloop.arguments import check_flags
 from innerloop.checks import (
     Backend,
     Form,
-    NotFiniteError,
     check_bounds,
     check_options,
     check_packing,
     choose_form,
+    no_number,
     refusal,
 )
 from innerloop.kernels.loop import token_loop
 from innerloop.kernels.portable import full_precision, unit
 from innerloop.network import Learner, NetworkRule, Parts
-from innerloop.shapes import align_heads, check_shape, check_tensor, compute_dtype
+from innerloop.shapes import align_heads, check_shape, check_tensor, compute_dtype, readable
 
 _PLANNING: ContextVar[bool] = ContextVar("planning", default=False)
 _LOOKING: ContextVar[bool] = ContextVar("looking", default=True)
@@ -98,7 +98,7 @@ def check_tokens(rule: NetworkRule, tokens: dict[str, Tensor], cu_seqlens: Tenso
     inside = slice(None) if cu_seqlens is None or not readable(cu_seqlens) else check_bounds(cu_seqlens, sizes["T"])
     for name in gates:
         if _LOOKING.get() and readable(tokens[name]) and bool(tokens[name][:, inside].isnan().any()):
-            raise NotFiniteError(f"{name} must not hold NaN; it does. Look at what makes the gate.")
+            raise no_number(name)
     return sizes
 
 
@@ -127,34 +127,6 @@ def check_parameter(name: str, given: Tensor, axes: tuple[str, ...], sizes: dict
     _check_device(name, given, like)
 
 
-def check_count(name: str, value: object) -> None:
-    """Raise unless ``value`` is a whole number above 0."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be a whole number; got {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1; got {value}")
-
-
-def check_positive(name: str, value: object) -> None:
-    """Raise unless ``value`` is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number; got {type(value).__name__}")
-    if not 0 < float(value) < math.inf:
-        raise ValueError(f"{name} must be finite and above 0; got {value}")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise TypeError unless ``value`` is a truth."""
-    if value is not True and value is not False:
-        raise TypeError(f"{name} must be True or False; got {value!r:.40}")
-
-
-def check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    """Raise ValueError unless ``value`` is one of the names."""
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
-
-
 def _check_device(name: str, value: Tensor, like: Tensor) -> None:
     if value.device != like.device:
         raise ValueError(f"{name} must be on the inputs' device {like.device}; got {value.device}")
@@ -174,17 +146,6 @@ def _check_state(rule: NetworkRule, state: Any, begun: Parts, rows: int) -> None
         if tensor.shape != hoped[name].shape:
             raise ValueError(f"the initial state's {name} must have shape {list(hoped[name].shape)}; "
                              f"got {list(tensor.shape)}")  # fmt: skip
-
-
-def readable(tensor: Tensor) -> bool:
-    """Whether a tensor's values may be looked at: neither traced nor transformed, and more than a shape."""
-    return (
-        not torch.compiler.is_compiling()
-        and type(tensor) in (Tensor, torch.nn.Parameter)
-        and not tensor.is_meta
-        and not _C._are_functorch_transforms_active()
-        and not _C._len_torch_dispatch_stack()
-    )
 
 
 def _word(dtype: torch.dtype) -> str:
@@ -246,7 +207,7 @@ def begin_call(
     mini_batches: Sequence[int] = (),
 ) -> Started:
     """Check the options and the initial state, ``begun`` where there is none, but for its ``ignored`` field."""
-    check_flag("output_final_state", output_final_state)
+    check_flags(output_final_state=output_final_state)
     chosen_form = choose_form(rule, sizes["T"], form)
     limit = check_options(rule, (), scale, chunk_size, backend, l2norm)
     parts, position = begun, None

@@ -9,7 +9,7 @@ row), S remembered tokens, n steps a token. Public order is ``[B, T, H, K]`` (``
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import _C, Tensor
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -40,6 +40,17 @@ def check_shape(name: str, tensor: Tensor, axes: tuple[str, ...], sizes: dict[st
     known = ", ".join(f"{axis}={sizes[axis]}" for axis in axes if axis in sizes)
     raise ValueError(
         f"{name} must have shape [{', '.join(axes)}]{' with ' + known if known else ''}; got {list(shape)}"
+    )
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether a tensor's values may be looked at: neither traced nor transformed, and more than a shape."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and not tensor.is_meta
+        and not _C._are_functorch_transforms_active()
+        and not _C._len_torch_dispatch_stack()
     )
 
 

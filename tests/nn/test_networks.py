@@ -107,7 +107,7 @@ def test_hope_begins_by_reading_the_queries_of_its_convolved_tokens(kit, convolu
     q = torch.nn.functional.rms_norm(q, q.shape[-1:], eps=layer.norm.eps)
     # The first mini-batch is read at the weights as drawn.
     assert error(layer(x)[0], q.flatten(-2) @ layer.output.weight.mT) <= 1e-5
-    with pytest.raises(ValueError, match="convolution must be 'added' or 'silu'; got 'none'"):
+    with pytest.raises(ValueError, match="convolution must be one of 'added', 'silu'; got 'none'"):
         nn.Hope(kit.width, 2, convolution="none")
 
 
@@ -352,14 +352,14 @@ def test_a_stream_of_a_hundred_thousand_tokens_stays_exact_in_constant_memory(ki
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: nn.TTT(16, 2, rate=-1.0), "rate must be above 0 and finite; got -1.0"),
-        (lambda: nn.TTT(16, 2, rate=float("nan")), "rate must be above 0"),
+        (lambda: nn.TTT(16, 2, rate=-1.0), "rate must be a finite number above 0; got -1.0"),
+        (lambda: nn.TTT(16, 2, rate=float("nan")), "rate must be a finite number above 0"),
         (lambda: nn.TTT(16, 2, memory="mlp", expansion=0), "expansion must be a whole number"),
-        (lambda: nn.Titans(16, 2, rate=float("inf")), "rate must be above 0 and finite"),
+        (lambda: nn.Titans(16, 2, rate=float("inf")), "rate must be a finite number above 0"),
         (lambda: nn.Titans(16, 2, normalize_step="no"), "normalize_step must be True or False; got 'no'"),
-        (lambda: nn.Hope(16, 2, rate_max=-1.0), "rate_max must be above 0"),
-        (lambda: nn.Hope(16, 2, rate_max=float("nan")), "rate_max must be above 0"),
-        (lambda: nn.Hope(16, 2, read="x"), "read must be 'after' or 'before'; got 'x'"),
+        (lambda: nn.Hope(16, 2, rate_max=-1.0), "rate_max must be a finite number above 0"),
+        (lambda: nn.Hope(16, 2, rate_max=float("nan")), "rate_max must be a finite number above 0"),
+        (lambda: nn.Hope(16, 2, read="x"), "read must be one of 'after', 'before'; got 'x'"),
         (lambda: nn.Hope(16, 2, mini_batch=1.5), "mini_batch must be a whole number"),
         (lambda: nn.Hope(16, 2, taps=1.5), "taps must be a whole number"),
         (lambda: nn.Hope(16, 2, taps=-1), "taps must be a whole number"),

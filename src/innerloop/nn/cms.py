@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from innerloop import ops
+from innerloop.arguments import check_count, check_flags
 from innerloop.nn.first_weights import FirstWeights
 from innerloop.nn.gates import GateProjection
 from innerloop.nn.layer import Layer, Turn
-from innerloop.nn.options import check_truths, check_whole
 from innerloop.nn.projections import Projection
 
 
@@ -79,8 +79,8 @@ class CMS(Layer):
     ) -> None:  # fmt: skip
         """Draw the weights."""
         super().__init__(width)
-        check_whole("expansion", expansion)
-        check_truths(normalize_step=normalize_step)
+        check_count("expansion", expansion)
+        check_flags(normalize_step=normalize_step)
         self.levels = Levels(width, periods, expansion * width, normalize_step)
 
     def mix(self, x: Tensor, turn: Turn) -> Tensor:

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from innerloop import ops
 from innerloop.algebra.self_modifying import unit
+from innerloop.arguments import check_choice, check_count, check_flags, check_positive
 from innerloop.nn.cms import Levels
 from innerloop.nn.convolution import ShortConvolution
 from innerloop.nn.first_weights import FirstWeights
 from innerloop.nn.gates import Scalars
 from innerloop.nn.layer import Layer, Turn
 from innerloop.nn.norms import RMSNorm
-from innerloop.nn.options import check_one_of, check_positive, check_truths, check_whole
 from innerloop.nn.projections import Projection, heads, width_of_heads
 
 
@@ -82,19 +82,19 @@ class Hope(Layer):
     ) -> None:
         """Draw the weights."""
         super().__init__(width)
-        check_one_of("memory", memory, ("linear", "mlp"))
-        check_one_of("read", read, ("after", "before"))
-        check_one_of("convolution", convolution, ("added", "silu"))
-        check_truths(
+        check_choice("memory", memory, ("linear", "mlp"))
+        check_choice("read", read, ("after", "before"))
+        check_choice("convolution", convolution, ("added", "silu"))
+        check_flags(
             normalize_v=normalize_v, normalize_step=normalize_step, stop_gradient_writes=stop_gradient_writes
         )
         if taps != 0:
-            check_whole("taps", taps)
+            check_count("taps", taps)
         sizes = tuple(mini_batch) if isinstance(mini_batch, Sequence) else (mini_batch,) * 2
         if len(sizes) != 2:
             raise ValueError(f"mini_batch must be a whole number above 0, or two of them; got {mini_batch!r}")
         for size in sizes:
-            check_whole("mini_batch", size)
+            check_count("mini_batch", size)
         K = width_of_heads(width, heads, None)
         self.heads, self.read, self.mini_batch = heads, read, sizes
         self.rate_max = 1 / max(sizes) if rate_max is None else rate_max

@@ -13,10 +13,10 @@ from innerloop.algebra.convolution import own
 from innerloop.checks import check_bounds, check_packing
 from innerloop.network import find
 from innerloop.nn.convolution import ShortConvolution
-from innerloop.nn.sequences import Packed, Sequences, arrange, readable
+from innerloop.nn.sequences import Packed, Sequences, arrange
 from innerloop.nn.state import LayerState
 from innerloop.rule import State
-from innerloop.shapes import check_tensor, compute_dtype
+from innerloop.shapes import check_tensor, compute_dtype, readable
 
 
 class Given(NamedTuple):

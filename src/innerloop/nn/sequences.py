@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import _C, Tensor
+from torch import Tensor
 
 from innerloop.algebra.convolution import behind, own
+from innerloop.shapes import readable
 
 
 class Sequences(NamedTuple):
@@ -55,16 +56,6 @@ class Packed(NamedTuple):
             back[self.order] = torch.arange(len(self.order), device=y.device)
             y = y[0][back].unflatten(0, self.real.shape)
         return y if self.real is None else y.masked_fill(~self.real.view(*self.real.shape, *(1,) * (y.ndim - 2)), 0)
-
-
-def readable(tensor: Tensor) -> bool:
-    """Whether a tensor's values may be looked at: neither traced nor transformed."""
-    return (
-        not torch.compiler.is_compiling()
-        and type(tensor) is Tensor
-        and not tensor.is_meta
-        and not _C._are_functorch_transforms_active()
-    )
 
 
 def arrange(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> Packed:

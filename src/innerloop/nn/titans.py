@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from innerloop import ops
 from innerloop.algebra.self_modifying import unit
+from innerloop.arguments import check_choice, check_count, check_flags, check_positive
 from innerloop.nn.first_weights import FirstWeights
 from innerloop.nn.gates import GateProjection
 from innerloop.nn.layer import Layer, Turn
 from innerloop.nn.norms import RMSNorm
-from innerloop.nn.options import check_positive, check_truths, check_whole
 from innerloop.nn.projections import Projection, heads, width_of_heads
 from innerloop.nn.segments import SegmentMemory
 from innerloop.nn.streams import Streams
@@ -112,11 +112,10 @@ class Titans(Layer):
     ) -> None:
         """Draw the weights."""
         super().__init__(width)
-        if variant not in get_args(Variant):
-            raise ValueError(f"variant must be one of {', '.join(map(repr, get_args(Variant)))}; got {variant!r}")
+        check_choice("variant", variant, get_args(Variant))
         for name, value in (("depth", depth), ("expansion", expansion), ("mini_batch", mini_batch)):
-            check_whole(name, value)
-        check_truths(
+            check_count(name, value)
+        check_flags(
             normalize_v=normalize_v, normalize_step=normalize_step, stop_gradient_writes=stop_gradient_writes
         )
         K = width_of_heads(width, heads, key_width)

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from innerloop import ops
+from innerloop.arguments import check_choice, check_count, check_positive
 from innerloop.nn.first_weights import FirstWeights
 from innerloop.nn.gates import GateProjection
 from innerloop.nn.layer import Layer, Turn
 from innerloop.nn.norms import HeadNorm
-from innerloop.nn.options import check_one_of, check_positive, check_whole
 from innerloop.nn.projections import Projection, heads, width_of_heads
 from innerloop.nn.rotary import check_rotary, frequencies_of, rotate
 from innerloop.nn.streams import Streams
@@ -67,8 +67,8 @@ class TTT(Layer):
         super().__init__(width)
         K = width_of_heads(width, heads, key_width)
         check_rotary(K)
-        check_one_of("memory", memory, ("linear", "mlp"))
-        check_whole("expansion", expansion)
+        check_choice("memory", memory, ("linear", "mlp"))
+        check_count("expansion", expansion)
         self.heads, self.key_width, self.mini_batch = heads, K, mini_batch
         self.rate = (1.0 if memory == "linear" else 0.1) if rate is None else rate
         check_positive("rate", self.rate)
@@ -103,7 +103,7 @@ class InnerNorm(nn.Module):
     def __init__(self, heads: int, width: int, mini_batch: int) -> None:
         """Begin with weights of 1, no bias and no offset."""
         super().__init__()
-        check_whole("mini_batch", mini_batch)
+        check_count("mini_batch", mini_batch)
         self.weight, self.bias = nn.Parameter(torch.empty(heads, width)), nn.Parameter(torch.empty(heads, width))
         self.offset = nn.Parameter(torch.empty(mini_batch))
         self.reset_parameters()

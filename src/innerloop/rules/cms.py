@@ -10,20 +10,10 @@ from torch import Tensor
 
 from innerloop.algebra.mlp import ACTIVATIONS, Activation, Weights, activate, apply_mlp, layers_of
 from innerloop.algebra.windows import add_gradients, damped, window_block
+from innerloop.arguments import check_choice, check_count, check_flags
 from innerloop.checks import Backend, Form
 from innerloop.network import NetworkRule
-from innerloop.network_call import (
-    apart,
-    begin_call,
-    check_choice,
-    check_count,
-    check_flag,
-    check_tokens,
-    check_weights,
-    per_row,
-    run_sequence,
-    widened,
-)
+from innerloop.network_call import apart, begin_call, check_tokens, check_weights, per_row, run_sequence, widened
 from innerloop.rule import Gate
 from innerloop.shapes import check_shape, check_tensor, compute_dtype
 
@@ -179,7 +169,7 @@ def cms(
     tokens = {"x": x, "target": target, "rate": rate} if target is not None else {"x": x, "rate": rate}
     sizes = check_tokens(RULE, tokens, cu_seqlens)
     check_choice("activation", activation, ACTIVATIONS)
-    check_flag("normalize_step", normalize_step)
+    check_flags(normalize_step=normalize_step)
     levels = _levels(weights, periods, activation, normalize_step, sizes, x)
     if target is None and cu_seqlens is not None:
         raise ValueError("cu_seqlens goes with targets: a gradient from outside comes for rows; got target=None")

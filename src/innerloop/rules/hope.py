@@ -20,20 +20,10 @@ from innerloop.algebra.self_modifying import (
     unit,
     write_block,
 )
+from innerloop.arguments import check_choice, check_count, check_flags, check_positive
 from innerloop.checks import Backend, Form
 from innerloop.network import NetworkRule
-from innerloop.network_call import (
-    call,
-    check_choice,
-    check_count,
-    check_flag,
-    check_parameter,
-    check_positive,
-    check_tokens,
-    check_weights,
-    per_row,
-    widened,
-)
+from innerloop.network_call import call, check_parameter, check_tokens, check_weights, per_row, widened
 from innerloop.shapes import compute_dtype
 
 Read = Literal["after", "before"]
@@ -271,8 +261,7 @@ def hope(
     check_positive("rate_max", rate_max)
     check_choice("read", read, get_args(Read))
     check_choice("dgd", dgd, get_args(DGD))
-    for name, flag in (("normalize_step", normalize_step), ("normalize_v", normalize_v), ("residual", residual)):
-        check_flag(name, flag)
+    check_flags(normalize_step=normalize_step, normalize_v=normalize_v, residual=residual)
     if not isinstance(mini_batch, tuple | list) or len(mini_batch) != 2:
         raise ValueError(f"mini_batch must be two sizes, of the memories that speak and of the one read; "
                          f"got {mini_batch!r:.40}")  # fmt: skip

@@ -10,18 +10,10 @@ from torch import Tensor
 
 from innerloop.algebra.deep_momentum import damped, momentum_block
 from innerloop.algebra.mlp import ACTIVATIONS, Activation, Weights, apply_mlp, layers_of
+from innerloop.arguments import check_choice, check_count, check_flags
 from innerloop.checks import Backend, Form
 from innerloop.network import NetworkRule
-from innerloop.network_call import (
-    call,
-    check_choice,
-    check_count,
-    check_flag,
-    check_tokens,
-    check_weights,
-    per_row,
-    widened,
-)
+from innerloop.network_call import call, check_tokens, check_weights, per_row, widened
 from innerloop.rule import Gate
 from innerloop.shapes import compute_dtype
 
@@ -200,8 +192,7 @@ def titans(
     tokens = {"q": q, "k": k, "v": v, "theta": theta, "eta": eta, "alpha": alpha}
     sizes = check_tokens(RULE, tokens, cu_seqlens)
     check_choice("activation", activation, ACTIVATIONS)
-    check_flag("residual", residual)
-    check_flag("normalize_step", normalize_step)
+    check_flags(residual=residual, normalize_step=normalize_step)
     check_count("mini_batch", mini_batch)
     check_weights("weights", weights, _axes(weights), sizes, q)
     if residual and sizes["K"] != sizes["V"]:

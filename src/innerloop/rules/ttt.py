@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from innerloop.algebra.normed_fit import apply_biased, fit_block, norm, settled
+from innerloop.arguments import check_count
 from innerloop.checks import Backend, Form
 from innerloop.network import NetworkRule
-from innerloop.network_call import call, check_count, check_parameter, check_tokens, check_weights, per_row, widened
+from innerloop.network_call import call, check_parameter, check_tokens, check_weights, per_row, widened
 from innerloop.rule import Gate
 from innerloop.shapes import compute_dtype
 
