@@ -29,6 +29,7 @@ __all__ = ["VERSION", "clone", "crop", "detach", "load", "nbytes", "reorder", "s
 VERSION = 1
 """Of the files that ``save`` writes; ``load`` reads no other."""
 _FORMAT = "innerloop state"
+_OWN = ", which has methods of its own for this: state.save(path), state.select(rows)"
 
 
 def clone(state: State) -> State:
@@ -347,7 +348,8 @@ def _checked(rule: Rule, state: State) -> dict[str, Tensor]:
     given = tuple(state) if rule.state_type is not None and isinstance(state, tuple) else (state,)
     if len(given) != len(names) or not all(isinstance(x, Tensor) for x in given):
         wanted = f"{rule.state_type.__name__}({', '.join(names)})" if rule.state_type else "a tensor"
-        raise TypeError(f"the state of {rule.name} must be {wanted}; got {type(state).__name__}")
+        raise TypeError(f"the state of {rule.name} must be {wanted}; got {type(state).__name__}"
+                        f"{_OWN if hasattr(state, 'position') else ''}")  # fmt: skip
     sizes: dict[str, int] = {}
     for (name, axes), tensor in zip(rule.states.items(), given, strict=True):
         if tensor.is_floating_point() != bool(axes):
@@ -385,7 +387,8 @@ def _tensors(state: State) -> tuple[Tensor, ...]:
     if state is None or isinstance(state, Tensor):
         return () if state is None else (state,)
     if not isinstance(state, tuple):
-        raise TypeError(f"state must be a tensor, a NamedTuple of tensors, or None; got {type(state).__name__}")
+        raise TypeError(f"state must be a tensor, a NamedTuple of tensors, or None; got {type(state).__name__}"
+                        f"{_OWN if hasattr(state, 'position') else ''}")  # fmt: skip
     if all(isinstance(x, Tensor) for x in state):
         return state
     return tuple(x for part in state for x in _tensors(part))

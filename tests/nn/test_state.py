@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils import _pytree as pytree
 
-from innerloop import nn
+from innerloop import nn, states
+from innerloop import rule as registry
 from innerloop.testing import error
 
 
@@ -148,3 +149,22 @@ def test_inputs_that_do_not_fit_say_what_was_wanted(kit, layer):
         layer(x[:1], cu_seqlens=[0, 4])
     with pytest.raises(ValueError, match="cu_seqlens must rise"):
         layer(x[:1], cu_seqlens=torch.tensor([0, 3, 9]))
+
+
+def test_a_recipes_state_says_what_it_cannot(kit, tmp_path):
+    layer = nn.RecipeLayer(kit.width, registry.get("delta_rule").recipe, 2)
+    _, state = layer(kit.tokens(2, 3).float())
+    assert state.nbytes == sum(x.numel() * x.element_size() for x in pytree.tree_leaves(state) if x is not None) > 0
+    with pytest.raises(ValueError, match=r"torch\.save takes it"):
+        state.save(tmp_path / "state.safetensors")
+    with pytest.raises(ValueError, match="keep a clone"):
+        state.crop(2)
+    torch.save(state, tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=False).position.tolist() == [3, 3]
+
+
+def test_what_is_for_an_ops_state_points_from_a_layers_to_its_own(kit):
+    _, state = kit.build("GatedDeltaNet")(kit.tokens(2, 3))
+    for wrong in (lambda: states.nbytes(state), lambda: states.save("none", "gated_delta_rule", state)):
+        with pytest.raises(TypeError, match=r"state\.save\(path\)"):
+            wrong()

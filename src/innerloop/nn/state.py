@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from innerloop import states
 from innerloop.network import NetworkRule
-from innerloop.rule import State
+from innerloop.rule import Rule, State
 
 __all__ = ["VERSION", "LayerState"]
 
@@ -83,7 +83,7 @@ class LayerState:
             ValueError: If the memory merges its tokens or has let go of some, as behind a window (keep a clone to go
                 back to), or a row has fewer.
         """
-        rule = states.known(self.rule)
+        rule = self._known("cannot forget single tokens; keep a clone to go back to")
         if not isinstance(rule, NetworkRule) and rule.grows and bool((self.memory.lengths < self.position).any()):
             raise ValueError(f"this {self.rule} has let go of tokens before its window; keep a clone to go back to")
         memory = states.crop(self.rule, self.memory, length)
@@ -93,7 +93,7 @@ class LayerState:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(x.numel() * x.element_size() for x in pytree.tree_leaves(self))
+        return sum(x.numel() * x.element_size() for x in pytree.tree_leaves(self) if x is not None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file; whatever interrupts it, the path holds the old file or the new one.
@@ -102,6 +102,7 @@ class LayerState:
             path: The file; an old one is replaced.
 
         Raises:
+            ValueError: If the layer is a RecipeLayer, of whose parts only the recipe knows.
             OSError: If the file cannot be written.
         """
         named = self.named()
@@ -132,7 +133,7 @@ class LayerState:
 
     def named(self) -> dict[str, Tensor]:
         """Return every tensor by a name of its own, as files hold them."""
-        rule = states.known(self.rule)
+        rule = self._known("has parts that only its recipe knows, and goes into no safetensors file; torch.save takes it")
         found = {f"memory.{name}": x for name, x in states.named(rule, self.memory).items()}
         return found | {f"windows.{name}": x for name, x in self.windows.items()} | {"position": self.position}
 
@@ -164,6 +165,13 @@ class LayerState:
         memory = states.from_named(found, own)
         windows = {name.removeprefix("windows."): named[name] for name in order if name.startswith("windows.")}
         return cls(found.name, memory, windows, named["position"])
+
+    def _known(self, otherwise: str) -> Rule | NetworkRule:
+        """Return the rule by its name, or say what the state of one without a name does ``otherwise``."""
+        try:
+            return states.known(self.rule)
+        except ValueError:
+            raise ValueError(f"the state of a {self.rule} {otherwise}") from None
 
     def _mapped(self, function: Callable[[Any], Any]) -> LayerState:
         windows = {name: function(window) for name, window in self.windows.items()}
