@@ -133,7 +133,7 @@ class LayerState:
 
     def named(self) -> dict[str, Tensor]:
         """Return every tensor by a name of its own, as files hold them."""
-        rule = self._known("has parts that only its recipe knows, and goes into no safetensors file; torch.save takes it")
+        rule = self._known("has parts that only its recipe knows and goes into no safetensors file; use torch.save")
         found = {f"memory.{name}": x for name, x in states.named(rule, self.memory).items()}
         return found | {f"windows.{name}": x for name, x in self.windows.items()} | {"position": self.position}
 
