@@ -21,8 +21,9 @@ from innerloop.checks import (
     refusal,
     serves,
 )
+from innerloop.kernels.alike import Alike, alike, is_open, is_plain
 from innerloop.kernels.native import Native, Values
-from innerloop.kernels.operator import Options, is_plain
+from innerloop.kernels.operator import Options
 from innerloop.kernels.portable import full_precision
 from innerloop.rule import Gates, Rule, State
 from innerloop.shapes import readable
@@ -64,18 +65,15 @@ def call(
     backend: Backend | None,
 ) -> tuple[Tensor, State]:
     """Check a call, run it, and return ``(o, state)``; ``state`` is None unless asked for."""
-    key, records = None, False
+    key, args = None, ()
     native = _direct(rule)
-    if native is not None and cu_seqlens is None and backend != "torch" and form != "recurrent":
+    if native is not None and cu_seqlens is None and backend != "torch" and form != "recurrent" and is_open():
         args = (q, k, v, *gates.values(), *_given(rule, initial_state))
-        if is_plain(args):
-            records = torch.is_grad_enabled() and _C._any_requires_grad(*args)
-            key = _key(args, type(initial_state), records, scale, output_final_state, use_qk_l2norm_in_kernel,
-                       chunk_size, form, backend)  # fmt: skip
-            ready = _READY.get(rule)
-            if ready is not None and ready.key == key:
-                check_values(ready.looks, gates)
-                return _again(rule, ready, q, k, v, gates, initial_state, output_final_state)
+        key = _key(args, initial_state, scale, output_final_state, use_qk_l2norm_in_kernel, chunk_size, form, backend)
+        ready = _READY.get(rule)
+        if ready is not None and ready.key == key and ready.alike(*[x for x in args if x is not None]):
+            check_values(ready.looks, gates)
+            return _again(rule, ready, q, k, v, gates, initial_state, output_final_state)
     looks = check_inputs(rule, q, k, v, gates, initial_state, cu_seqlens)
     if output_final_state is not False and output_final_state is not True:
         raise TypeError(f"output_final_state must be True or False; got {output_final_state!r:.40}")
@@ -87,12 +85,13 @@ def call(
         scale = rule.default_scale(q.shape[-1])
     room = _room(rule, initial_state, cu_seqlens) if rule.grows and cu_seqlens is not None else 0
     options = Options(cu_seqlens, float(scale), use_qk_l2norm_in_kernel, size, constants, room, served)
-    if key is not None and served and native is not None:
+    if key is not None and served and native is not None and is_plain(args):
+        records = torch.is_grad_enabled() and _C._any_requires_grad(*args)
         inputs = _inputs(rule, native, q, k, v, gates, initial_state)
         held = native.as_read(inputs, None)
         direct = all(x is y for x, y in zip(held, inputs, strict=False))
         values = native.prepare(held, options, records)._replace(direct=direct)
-        ready = _READY[rule] = _Ready(key, looks, options, values)
+        ready = _READY[rule] = _Ready(key, alike([x for x in args if x is not None]), looks, options, values)
         return _again(rule, ready, q, k, v, gates, initial_state, output_final_state)
     run = rule.recurrent if chosen == "recurrent" and not served else rule.chunk
     out, state = run(q, k, v, state=initial_state, options=options, **gates)
@@ -112,6 +111,8 @@ class _Ready(NamedTuple):
     """A call that passed the checks, ready for tensors of the same structure."""
 
     key: list[Any]
+    """What it was given beside tensors."""
+    alike: Alike
     looks: Sequence[Look]
     options: Options
     values: Values
@@ -151,17 +152,15 @@ def _again(
     return out, rule.packed_state(states) if output_final_state else None
 
 
-_READY_STEPS: dict[Rule, tuple[list[Any], Values]] = {}
+_READY_STEPS: dict[Rule, tuple[list[Any], Alike, Values]] = {}
 """The newest native step of each rule that passed the checks, ready for tensors of the same structure."""
 
 
-def _key(args: tuple[Any, ...], *options: object) -> list[Any] | None:
-    try:
-        return [*options, *map(type, options), torch.get_num_threads(), *[
-            x if x is None else (x.shape, x.stride(), x.dtype, x.is_cpu, x.is_neg()) for x in args
-        ]]  # fmt: skip
-    except (AttributeError, TypeError, RuntimeError):  # not a tensor, or one without strides
-        return None
+def _key(args: tuple[Any, ...], state: State, *options: object) -> list[Any]:
+    """Return all that two calls with tensors that are alike may differ in; types first, which compare with all."""
+    return [
+        type(state), *map(type, args), *map(type, options), torch.get_num_threads(), torch.is_grad_enabled(), *options
+    ]  # fmt: skip
 
 
 def _token(
@@ -193,15 +192,14 @@ def step(
     overwrite_state: bool,
 ) -> tuple[Tensor, State]:
     """Check one token, write and read it; values are not looked at."""
-    key = None
+    key, args = None, ()
     native = _direct(rule)
-    if native is not None:
+    if native is not None and is_open():
         args = (q, k, v, *gates.values(), *_given(rule, state))
-        if is_plain(args) and not (torch.is_grad_enabled() and _C._any_requires_grad(*args)):
-            key = _key(args, type(state), scale, use_qk_l2norm_in_kernel, overwrite_state)
-            ready = _READY_STEPS.get(rule)
-            if ready is not None and ready[0] == key:
-                return _token(rule, native, ready[1], q, k, v, rule.complete(gates, v), state, overwrite_state)
+        key = _key(args, state, scale, use_qk_l2norm_in_kernel, overwrite_state)
+        ready = _READY_STEPS.get(rule)
+        if ready is not None and ready[0] == key and ready[1](*[x for x in args if x is not None]):
+            return _token(rule, native, ready[2], q, k, v, rule.complete(gates, v), state, overwrite_state)
     check_token(rule, q, k, v, gates, state)
     if overwrite_state is not False and (overwrite_state is not True or state is not None):
         check_overwrite(rule, (q, k, v, *gates.values()), state, overwrite_state)
@@ -210,10 +208,11 @@ def step(
         scale = rule.default_scale(q.shape[-1])
     gates = rule.complete(gates, v)
     if serves(rule, q, "auto", None):
-        if key is not None and native is not None:
+        recording = torch.is_grad_enabled() and _C._any_requires_grad(*args)
+        if key is not None and native is not None and is_plain(args) and not recording:
             states = rule.state_tensors(state)
             call = native.prepare_token(q, k, v, gates, states, float(scale), use_qk_l2norm_in_kernel)
-            _READY_STEPS[rule] = key, call
+            _READY_STEPS[rule] = key, alike([x for x in args if x is not None]), call
             return _token(rule, native, call, q, k, v, gates, state, overwrite_state)
         out, after = _long_step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
     elif _C._is_any_autocast_enabled():

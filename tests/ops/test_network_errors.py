@@ -45,8 +45,8 @@ def test_a_gate_must_not_hold_nan(name):
 def test_options_are_checked(name):
     call = draw_network_call(name, T=9)
     for option, value, error, match in (
-        ("mini_batch", 0, ValueError, "mini_batch must be at least 1; got 0"),
-        ("mini_batch", 2.5, TypeError, "mini_batch must be a whole number; got float"),
+        ("mini_batch", 0, ValueError, "mini_batch must be a whole number above 0; got 0"),
+        ("mini_batch", 2.5, TypeError, "mini_batch must be a whole number above 0; got 2.5"),
         ("chunk_size", 0, ValueError, "chunk_size must be at least 1"),
         ("form", "fast", ValueError, "form must be one of"),
         ("backend", "metal", ValueError, "backend must be None or one of"),

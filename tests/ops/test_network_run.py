@@ -67,7 +67,7 @@ def test_what_cannot_be_is_one_line():
         (lambda: ops.step("titans", q0, k0, v0, state=None, overwrite_state=True, **token), "leave it out"),
         (lambda: ops.step("titans", q, k, v, state=None, **named), "must have shape"),
         (lambda: ops.explain(ops.run, "hope", q, k, v), "hope makes its own keys and values"),
-        (lambda: ops.explain(ops.run, "titans", q, k, v, **{**named, "mini_batch": 0}), "mini_batch must be at least"),
+        (lambda: ops.explain(ops.run, "titans", q, k, v, **{**named, "mini_batch": 0}), "mini_batch must be a whole"),
     ):
         with pytest.raises(ValueError, match=line) as caught:
             act()

@@ -18,6 +18,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from innerloop.kernels.alike import is_plain
 from innerloop.kernels.native import Native, Values
 from innerloop.kernels.portable import Dense, Portable, full_precision
 from innerloop.shapes import compute_dtype
@@ -27,7 +28,6 @@ _BELOW_AUTOGRAD = _C._after_autograd_keyset
 _OPTIONS = (
     "Tensor? cu_seqlens", "float scale", "bool l2norm", "int chunk_size", "float[] constants", "int room", "bool native"
 )  # fmt: skip
-_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None), float, bool, int, str, tuple, list))
 
 
 Outputs = tuple[Any, ...] | list[Any]
@@ -305,17 +305,6 @@ class Operator:
             return _like(outputs, unfolded), _like(outputs, [0] * len(unfolded))
 
         return rule
-
-
-def is_plain(args: Sequence[Any]) -> bool:
-    """Whether nothing but autograd watches this call: no compiler, mode, transform or tensor subclass."""
-    return (
-        not torch.compiler.is_compiling()
-        and not _C._len_torch_dispatch_stack()
-        and not _C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
-        and _PLAIN.issuperset(map(type, args))
-    )
 
 
 def _in_forward_mode() -> bool:

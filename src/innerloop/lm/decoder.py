@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from innerloop.kernels.alike import is_plain
 from innerloop.kernels.native.series import MOST, Series, present
-from innerloop.kernels.operator import is_plain
 from innerloop.lm.block import Block, FeedForward
 from innerloop.lm.state import State
 from innerloop.nn import RWKV7, DeltaNet, GatedDeltaNet, Layer, LayerState

@@ -166,7 +166,11 @@ class Matrices(Native):
         tokens = [q, k, v, *[gates.get(name) for name in self.gates]]
         held = [*[x if x is None else x.unsqueeze(1) for x in tokens], *states, None]
         call = self.prepare(held, (None, scale, unit, 1), False)
-        return call._replace(out=outline(v.shape, v.dtype))
+        wide = call.states[0].dtype
+        direct = not any(x is not None and x.is_neg() for x in tokens) and all(
+            x is None or (x.dtype == wide and x.is_contiguous() and not x.is_neg()) for x in states
+        )
+        return call._replace(out=outline(v.shape, v.dtype), direct=direct)
 
     def token(
         self,
@@ -180,15 +184,16 @@ class Matrices(Native):
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Return what one token ``[B, G, .]`` reads, and the memory after it."""
         held = [q, k, v, *[gates.get(name) for name in self.gates]]
-        held = [x if x is None or not x.is_neg() else x.resolve_neg() for x in held]
+        if not call.direct:
+            held = [x if x is None or not x.is_neg() else x.resolve_neg() for x in held]
+            if not overwrite:
+                states = [x if x is None else contiguous(x, call.states[0].dtype) for x in states]
         out = torch.empty_like(call.out, memory_format=torch.contiguous_format)
         if states[0] is None or not overwrite:
-            dtype = call.states[0].dtype
-            states = [x if x is None else contiguous(x, dtype) for x in states]
             after = [empty(x) for x in call.states]
         else:
             after = states
-        call.run(*addresses(held), *addresses(states), 0, 0, out.data_ptr(), *addresses(after))
+        call.run(*addresses((*held, *states, None, None, out, *after)))
         return out, after
 
     def written(

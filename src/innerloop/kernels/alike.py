@@ -1,0 +1,60 @@
+"""Whether a call's tensors are like those of an earlier one: one question in place of all that a call asks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import _C, Tensor
+from torch.autograd import forward_ad
+
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:  # it is torch's own, and promised to nobody
+    TensorGuards = None
+
+Alike = Callable[..., bool]
+"""Takes as many arguments as there were tensors; whatever else they are, the answer is no."""
+
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None), float, bool, int, str, tuple, list))
+
+
+def is_open() -> bool:
+    """Whether no compiler traces this call and no tangents are pushed through it."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level < 0
+
+
+def is_plain(args: Sequence[Any]) -> bool:
+    """Whether nothing but autograd watches this call: no compiler, mode, transform or tensor subclass."""
+    return (
+        is_open()
+        and not _C._len_torch_dispatch_stack()
+        and not _C._are_functorch_transforms_active()
+        and _PLAIN.issuperset(map(type, args))
+    )
+
+
+def alike(tensors: Sequence[Tensor]) -> Alike:
+    """Return what tells whether others are of the same types, shapes, strides and so on, where ``is_open`` holds.
+
+    It asks for type, dtype, device, shape, strides, whether gradients are wanted and whether a view is negated, and
+    that no mode or transform has begun. It holds on to no tensor. Torch's own takes 0.8 us for six tensors, where
+    asking in Python takes 8; it says no where one tensor is given twice, so that such calls are asked in Python.
+    """
+    if TensorGuards is None or len(set(map(id, tensors))) < len(tensors):
+        return _asked(tensors)
+    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+
+
+def _asked(tensors: Sequence[Tensor]) -> Alike:
+    known = [_looks(x) for x in tensors]
+
+    def same(*others: Any) -> bool:
+        return is_plain(others) and all(isinstance(x, Tensor) for x in others) and [_looks(x) for x in others] == known
+
+    return same
+
+
+def _looks(x: Tensor) -> tuple[Any, ...]:
+    return type(x), x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_neg()
