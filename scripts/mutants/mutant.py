@@ -34,7 +34,7 @@ class Mutant:
             )
         edits = {self.file: text.replace(self.old, self.new)}
         # Tests of what calls the kernels are skipped where none are built, and would let every fault pass.
-        native = not self.file.endswith(".py") or self.file.startswith("kernels/native/")
+        native = not self.file.endswith(".py") or self.file.startswith("kernels/native/") or family == "native"
         return Trial(f"{family}: {self.name}", edits, self.tests, native=native)
 
 

@@ -303,6 +303,13 @@ MUTANTS = (
         tests(KEPT, "test_no_more_than_the_limit_is_kept"),
     ),
     Mutant(
+        "a call with gradients is like one without",
+        "dispatch.py",
+        "torch.get_num_threads(), torch.is_grad_enabled(), *options",
+        "torch.get_num_threads(), *options",
+        tests("kernels/test_alike.py", "test_calls_that_differ_in_one_property_take_turns_and_stay_right"),
+    ),
+    Mutant(
         "memory is kept beyond the limit",
         SPARE,
         "if total <= limit]",

@@ -14,7 +14,8 @@ PACKED = contract(f"{RULE} softmax_attention", "packed_equals_separate")
 AUTOCAST = tuple(f"{COMPILE}::test_autocast_keeps_arithmetic_and_state_wide[{x}]" for x in (RULE, "delta_rule"))
 OPCHECK = tuple(f"{COMPILE}::test_operators_pass_the_frameworks_own_check[{x}]" for x in (RULE, "softmax_attention"))
 COMPILED = (*OPCHECK, f"{COMPILE}::test_compiled_equals_eager_at_any_length_without_recompiling[chunk-{RULE}]")
-LAYER = "kernels/test_operator.py"
+LAYER, LIKE, ALIKE = "kernels/test_operator.py", "kernels/test_alike.py", "kernels/alike.py"
+ROOM = tests("rules/test_packing.py", "test_a_memory_of_pairs_has_room_for_the_longest_sequence_and_no_more")
 STEPS = tests(LAYER, f"test_gradients_of_a_call_are_those_of_its_steps[{RULE}]")
 SECOND = contract(RULE, "derivatives_are_right second_derivatives_are_right")
 
@@ -114,9 +115,32 @@ MUTANTS = (
     Mutant(
         "the fake output has the queries' heads",
         OPERATOR,
-        "max(q.shape[-2], v.shape[-2]), v.shape[-1]))\n        shapes",
-        "q.shape[-2], v.shape[-1]))\n        shapes",
+        "max(q.shape[-2], v.shape[-2]), v.shape[-1]))\n        room",
+        "q.shape[-2], v.shape[-1]))\n        room",
         COMPILED,
+    ),
+    Mutant("packed pairs have room for all tokens", PORTABLE, 'sizes["S"] = room or after', 'sizes["S"] = after', ROOM),
+    Mutant("a state's own pairs have no room", "dispatch.py", "cu_seqlens.diff() + held", "cu_seqlens.diff()", ROOM),
+    Mutant(
+        "whether gradients are wanted is not asked in Python",
+        ALIKE,
+        "x.requires_grad, x.is_neg()",
+        "x.is_neg()",
+        tests(LIKE, "test_only_what_is_alike_is_so"),
+    ),
+    Mutant(
+        "a tensor given twice is asked elsewhere",
+        ALIKE,
+        "TensorGuards is None or len(set(map(id, tensors))) < len(tensors)",
+        "TensorGuards is None",
+        tests(LIKE, "test_tensors_given_twice_are_alike_too"),
+    ),
+    Mutant(
+        "tangents go the straight way",
+        ALIKE,
+        " and forward_ad._current_level < 0",
+        "",
+        tests(LIKE, "test_tangents_and_compilers_close_the_way"),
     ),
     Mutant(
         "the fake state has the inputs' precision",
