@@ -283,7 +283,7 @@ MUTANTS = (
     Mutant("a row's last numbers are left out", MAPS, "j = i; j < width; ++j", "j = i; j + 1 < width; ++j", LINEAR),
     Mutant("beyond four tokens the first ones come again", MAPS, "x += kTokens * width, ", "", LINEAR),
     Mutant("a map adds to nothing", MAPS, "adds ? to[t * step] + total : total", "to[t * step] + total", LINEAR),
-    Mutant("a job leaves its first row out", MAPS, "int64_t n = from; n < last", "int64_t n = from + 1; n < last", LINEAR),
+    Mutant("a job leaves its first row out", MAPS, "n = from; n < last", "n = from + 1; n < last", LINEAR),
     Mutant("a decay overflows", MAPS, "raised > 0 ? -raised : raised", "-raised", GATES),
     Mutant("silu forgets its numbers past a vector", MAPS, "other ? other[at] : 1.0", "1.0", GATES),
     Mutant("denormals are reckoned with", LIBRARY, "FlushToZero() { _mm_setcsr(before | 0x8040); }", "FlushToZero() {}",
