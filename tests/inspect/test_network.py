@@ -137,7 +137,9 @@ def test_what_a_layer_of_titans_tells_makes_its_state(variant):
     layer = nn.Titans(16, 2, variant=variant, mini_batch=3).double()
     with inspect.recording(layer) as calls:
         _, state = layer(randn(1, T, 16))
-    (call,) = (call for call in calls if call.rule == "titans")
+    told = [call for call in calls if call.rule == "titans"]
+    assert len(told) == 1, "all segments are told of at once"
+    call = told[0]
     _, after = ops.titans(*call.tokens, **call.options, output_final_state=True)
     for ours, wanted in zip(after.weights, state.memory.weights, strict=True):
         torch.testing.assert_close(ours, wanted, atol=1e-9, rtol=1e-9)

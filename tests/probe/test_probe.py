@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,6 +56,9 @@ def test_a_trial_is_its_seed_and_leaves_the_generator_alone():
     assert torch.equal(before, torch.get_rng_state())
     again, other = (trial(contender("mamba2", 8, 2), Parity(), TINY, seed) for seed in (1, 2))
     assert first.losses == again.losses != other.losses and first.scores == again.scores
+    untrained = replace(TINY, steps=0)
+    drawn = {trial(contender("mamba2", 8, 2), Parity(), untrained, seed).scores["1"] for seed in range(4)}
+    assert len(drawn) > 1, "what is judged is the same for all: the weights must differ"
 
 
 def test_training_learns_and_ends_when_it_has():
