@@ -148,6 +148,9 @@ WRONG = {
     "vocabulary": (["train", "book.txt", "--out", "run", "--vocabulary", "300"], "needs --tokenizer pairs"),
     "column": (["train", "rows.jsonl", "--out", "run"], "must have a column text; it has body"),
     "taken": (["train", "book.txt", "--out", "full"], "must be empty or not exist yet"),
+    "deep": (["train", "empty.txt", "--out", "a/b/c"], "empty.txt is empty"),
+    "there": (["train", "empty.txt", "--out", "mine"], "empty.txt is empty"),
+    "here": (["train", "short.txt", "--out", "."], "must be empty or not exist yet"),
     "below a file": (["train", "book.txt", "--out", "book.txt/run"], "book.txt"),
     "resume": (["train", "--resume", "nowhere"], "nowhere is not there"),
     "resume other": (["train", "--resume", "full"], "has none"),
@@ -177,13 +180,14 @@ def test_wrong_input_is_one_line_and_leaves_nothing(fault, trained, book, tmp_pa
     (tmp_path / "rows.jsonl").write_text('{"body": "x"}\n')
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
-    before = sorted(os.listdir(tmp_path))
+    (tmp_path / "mine").mkdir()
+    before = sorted((entry.name, entry.inode()) for entry in os.scandir(tmp_path))
     words, wanted = WRONG[fault]
     error = refused([str(trained) if word == "RUN" else word for word in words], capsys)
     assert error.startswith(f"innerloop {words[0]}: ")
     assert wanted in error
-    assert sorted(os.listdir(tmp_path)) == before
-    assert os.listdir(tmp_path / "full") == ["mine"]
+    assert sorted((entry.name, entry.inode()) for entry in os.scandir(tmp_path)) == before
+    assert (os.listdir(tmp_path / "full"), os.listdir(tmp_path / "mine")) == (["mine"], [])
 
 
 @pytest.mark.parametrize("file", ["run.json", "tokens/tokens.json", "step-00000010/progress.json",

@@ -224,9 +224,12 @@ def test_a_run_that_cannot_begin_leaves_nothing(fault, kit, tmp_path):
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_an_empty_folder_may_be_there(kit, tmp_path):
+def test_an_empty_folder_may_be_there_and_stays_the_one_it_was(kit, tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
-    Run.prepare(tmp_path / "run", kit.plan(kit.place))
+    monkeypatch.chdir(tmp_path / "run")
+    Run.prepare(".", kit.plan(kit.place))
+    assert sorted(os.listdir(".")) == ["run.json", "tokenizer.json", "tokens"]
+    assert os.listdir(tmp_path) == ["run"]
     assert Run.open(tmp_path / "run").step == 0
 
 
