@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     settle_threads()
     try:
         score = _score(arguments)
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
         raise InputError(one_line(error)) from error
     numbers = {
         "tokens": score.tokens, "bytes": score.bytes, "characters": score.characters, "loss": score.loss,
@@ -87,12 +88,14 @@ def _score(arguments: argparse.Namespace) -> Score:
         bar.close()
     if not score.tokens:
         raise ValueError("data must hold at least two tokens; a document's first one is not predicted")
+    if not math.isfinite(score.nats):
+        raise ValueError(f"the model's loss must be finite; got {score.nats}. Its weights are of no use")
     return score
 
 
 def _documents(arguments: argparse.Namespace, tokenizer: Tokenizer) -> tuple[Iterable[Iterable[Tensor]], int | None]:
     """Return the documents, and how many bytes they have as far as that is known before."""
-    from innerloop.data import encoded
+    from innerloop.data import encoded, fingerprint
     from innerloop.training import Run
 
     if arguments.data is not None:
@@ -100,7 +103,12 @@ def _documents(arguments: argparse.Namespace, tokenizer: Tokenizer) -> tuple[Ite
     folder = arguments.model
     for place in (folder, folder.parent):
         if (place / "run.json").is_file():
-            tokens = Run.open(place).tokens
-            held = tokens.piece(tokens.split, tokens.count)
+            run = Run.open(place)
+            if fingerprint(run.tokenizer) != fingerprint(tokenizer):
+                raise ValueError(f"TEXT must be named: {folder} has another tokenizer than the run in {place}")
+            held = run.tokens.piece(run.tokens.split, run.tokens.count)
+            if len(held) and int(held.max()) >= len(tokenizer):
+                raise ValueError(f"the tokens in {run.tokens.folder} must be below {len(tokenizer)}; got "
+                                 f"{int(held.max())}. They are damaged: train anew, or name a TEXT")  # fmt: skip
             return [[held]], int(tokenizer.byte_counts[held.numpy()].sum())
     raise ValueError(f"TEXT must be named: {folder} is no run, which would know what it validates on")

@@ -43,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.tokens < 0:
         raise InputError(f"--tokens must be at least 0; got {arguments.tokens}")
+    if arguments.seed is not None and not 0 <= arguments.seed < 1 << 64:
+        raise InputError(f"--seed must be at least 0 and below 2^64; got {arguments.seed}")
     settle_threads()
     from innerloop.training import load_model
 
@@ -53,10 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     except (ValueError, RuntimeError, OSError) as error:
         raise InputError(one_line(error)) from error
     sys.stdout.write(prompt)
-    for piece in pieces:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+    try:
+        for piece in pieces:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    except RuntimeError as error:  # chances that are none, of logits that are not finite
+        raise InputError(one_line(error)) from error
+    finally:
+        sys.stdout.write("\n")
     return 0
 
 

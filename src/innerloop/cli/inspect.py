@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.most < 1:
         raise InputError(f"--most must be at least 1; got {arguments.most}")
+    if not 0 <= arguments.seed < 1 << 64:
+        raise InputError(f"--seed must be at least 0 and below 2^64; got {arguments.seed}")
     if arguments.out.exists() and not arguments.out.is_dir():
         raise InputError(f"--out must be a folder; got the file {arguments.out}. Name another")
     settle_threads()

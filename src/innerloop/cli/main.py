@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.run is None:
         parser.print_help()
         return 0
+    _show_everything()
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()
@@ -45,6 +47,12 @@ def main(words: Sequence[str] | None = None) -> int:
         if not isinstance(error, BrokenPipeError):
             print(f"innerloop {arguments.command}: {error}", file=sys.stderr)
         return 1
+
+
+def _show_everything() -> None:
+    """Let what an output's encoding has no bytes for be written as an escape, rather than end the command."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -145,8 +145,10 @@ def _train(run: Run) -> int:
         with _first_interrupt() as asked:
             step = run.train(watch, lambda: bool(asked))
     except FloatingPointError as error:
-        print(f"innerloop train: step {watch.step + 1}: {error}; the checkpoint of step {run.step} is kept. "
-              "Train anew with a lower --rate", file=sys.stderr)  # fmt: skip
+        kept = f"the checkpoint of step {run.step} is kept" if run.step else "there is no checkpoint"
+        print(f"innerloop train: step {watch.step + 1}: {error}; {kept} in {run.folder}, and --resume would end here "
+              f"again. Train anew with a lower --rate, once that folder is removed or with another --out",
+              file=sys.stderr)  # fmt: skip
         return 1
     except OSError as error:
         print(f"innerloop train: {one_line(error)}; the checkpoint of step {run.step} is kept. "

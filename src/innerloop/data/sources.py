@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ HUB = "hf:"
 _BLOCK = 1 << 20  # bytes read at once
 _PIECE = 1 << 18  # characters encoded at once
 _ROWS = 1024
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def documents(place: str, column: str = "text") -> Iterator[Iterator[str]]:
@@ -203,6 +205,9 @@ def _text(value: object, column: str, where: str, names: list[str]) -> str:
         raise _absent(where, column, names)
     if not isinstance(value, str):
         raise ValueError(f"{where} must hold text in its column {column}; got {type(value).__name__}")
+    if not value.isascii() and (half := _SURROGATE.search(value)):
+        raise ValueError(f"{where} must hold Unicode text in its column {column}; its character {half.start()} is half "
+                         f"of a surrogate pair, U+{ord(half[0]):04X}")  # fmt: skip
     return value
 
 
