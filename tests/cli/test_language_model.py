@@ -209,11 +209,9 @@ def test_a_file_of_another_version_is_one_line(file, trained, tmp_path, capsys):
     place = stored["innerloop"] if "innerloop" in stored else stored
     place["version"] = 99
     path.write_text(json.dumps(stored))
-    error = refused(["train", "--resume", folder], capsys) if "config" not in file else ""
-    if "config" in file:  # the weights say what they are of, so that the two files cannot disagree
-        assert called(["generate", folder, "--tokens", "1"], capsys)[0] == 0
-    else:
-        assert "must have version 1; got 99" in error
+    error = refused(["train", "--resume", folder], capsys)
+    assert file.rpartition("/")[2] in error
+    assert "must have version 1; got 99" in error
 
 
 def test_training_that_diverges_says_what_is_kept(book, tmp_path, capsys):
@@ -271,3 +269,49 @@ def test_what_an_output_cannot_show_is_written_as_an_escape(trained, monkeypatch
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii", write_through=True))
     assert main(["generate", str(trained), "--prompt", "Thé", "--tokens", "3", "--seed", "1"]) == 0
     assert shown.getvalue().startswith(b"Th\\xe9")
+
+
+def test_what_is_missing_is_said_and_a_folder_of_any_name_is_one_word(trained, tmp_path, capsys):
+    folder = tmp_path / "my\nrun's"
+    shutil.copytree(trained, folder)
+    words = ["train", "--resume", folder]
+    assert rf"generate $'{tmp_path}/my\nrun\'s' --prompt" in called(words, capsys)[1]
+    (folder / "step-00000010" / "optimizer.safetensors").unlink()
+    error = refused(words, capsys)
+    assert "Make room" not in error
+    assert r"my\nrun's/step-00000010/optimizer.safetensors: No such file" in error
+    assert "not whole" in error
+
+
+def test_an_option_given_twice_or_in_vain_is_refused(trained, book, tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text('{"text": "x"}\n')
+    train, out = ["train", book, "--out", tmp_path / "new"], ["--out", tmp_path / "new"]
+    for words, wanted in (
+        (["train", "--resume", trained, "--seed", "0", "--warmup", "0", "--hold-out", "0"],
+         "leave out hold_out, seed, warmup"),
+        ([*train, "--tokenizer", "pairs", "--vocabulary", "0"], "--vocabulary must be at least 259"),
+        ([*train, "--pattern", "kda", "--set", "pattern=mamba2"], "--pattern and --set pattern say the same"),
+        ([*train, "--steps", "3", "--train-set", "steps=4"], "--steps and --train-set steps say the same"),
+        ([*train, "--set", "dropout=0", "--set", "dropout=0.1"], "got dropout twice"),
+        ([*train, "--validation", book, "--hold-out", "0.2"], "--validation takes the place of"),
+        ([*train, "--column", "body"], "--column is for records"),
+        (["train", "", *out], "must name a file or folder; got an empty word"),
+        (["train", book, "--out", ""], "must name a file or folder; got an empty word"),
+        (["evaluate", trained, "--column", "body"], "--column is for TEXT"),
+        (["generate", ""], "must name a file or folder; got an empty word"),
+        (["compare", book, *out, "--set", "pattern=kda"], "--set pattern has no meaning"),
+        (["compare", book, *out, "--train-set", "seed=3"], "--train-set seed has no meaning"),
+        (["compare", book, *out, "--width", "8", "--set", "width=16"], "--width and --set width say the same"),
+        (["probe", "parity", "--layer", "kda", *out, "--steps", "3", "--budget", "steps=4"], "say the same"),
+        (["inspect", "delta_rule", "--gate", "beta=1", "--gate", "beta=0", *out], "got beta twice"),
+        (["inspect", trained, "--text", "x", "--seed", "0", *out], "--seed is for a rule"),
+    ):  # fmt: skip
+        assert wanted in refused(words, capsys), words
+    assert os.listdir(tmp_path) == ["rows.jsonl"]
+
+
+def test_the_warm_up_is_a_part_of_the_steps_however_they_are_given(book, tmp_path, capsys):
+    words = ["train", book, "--out", tmp_path / "run", "--train-set", "steps=40", "--rate", "1e30", "--train-set",
+             "clip=0", *SMALL]  # fmt: skip
+    assert called(words, capsys)[0] == 1
+    assert Run.open(tmp_path / "run").plan.options.warmup == 2

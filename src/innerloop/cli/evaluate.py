@@ -9,12 +9,11 @@ import argparse
 import json
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from innerloop.cli.bar import Bar
 from innerloop.cli.errors import InputError
-from innerloop.cli.values import one_line, settle_threads
+from innerloop.cli.values import check_column, filled, one_line, path, settle_threads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,9 +26,10 @@ NAME = "evaluate"
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("model", type=Path, metavar="RUN", help="folder of a run or of a checkpoint")
-    parser.add_argument("data", nargs="?", metavar="TEXT", help="file, folder or hf:NAME; what the run validates on")
-    parser.add_argument("--column", default="text", metavar="NAME", help="of records, what holds the text; text")
+    parser.add_argument("model", type=path, metavar="RUN", help="folder of a run or of a checkpoint")
+    parser.add_argument("data", nargs="?", type=filled, metavar="TEXT",
+                        help="file, folder or hf:NAME; what the run validates on")  # fmt: skip
+    parser.add_argument("--column", metavar="NAME", help="of records, what holds the text; text")
     parser.add_argument("--piece", type=int, default=1024, metavar="N", help="tokens at once; 1024")
     parser.add_argument("--window", type=int, metavar="N", help="forget the state after N tokens; never if left out")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -51,7 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise InputError(f"--{name} must be at least 1; got {value}")
+    if arguments.data is None and arguments.column is not None:
+        raise InputError("--column is for TEXT, of which none is named; leave it out")
     settle_threads()
+    check_column(arguments, arguments.data)
     try:
         score = _score(arguments)
     except (ValueError, TypeError, RuntimeError, OSError) as error:
@@ -99,7 +102,7 @@ def _documents(arguments: argparse.Namespace, tokenizer: Tokenizer) -> tuple[Ite
     from innerloop.training import Run
 
     if arguments.data is not None:
-        return encoded(arguments.data, arguments.column, tokenizer), None
+        return encoded(arguments.data, arguments.column or "text", tokenizer), None
     folder = arguments.model
     for place in (folder, folder.parent):
         if (place / "run.json").is_file():

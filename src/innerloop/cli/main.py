@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from innerloop._version import __version__
 from innerloop.cli import bench, compare, doctor, evaluate, explain, generate, inspect, probe, reproduce, rules, train
 from innerloop.cli.errors import InputError, Parser
+from innerloop.cli.values import escaped
 
 COMMANDS = (reproduce, train, evaluate, generate, compare, probe, inspect, rules, explain, bench, doctor)
 """Modules with a ``NAME``, an ``add(parser)`` for its arguments and a ``run(arguments)`` that returns the exit code."""
@@ -36,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except InputError as error:
-        print(f"innerloop {arguments.command}: {error}", file=sys.stderr)
+        print(f"innerloop {arguments.command}: {escaped(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"innerloop {arguments.command}: interrupted", file=sys.stderr)
