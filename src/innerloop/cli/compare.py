@@ -106,7 +106,8 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     for option, given, names in (("--set", fields, ("pattern",)), ("--train-set", settings, _OF_A_RUN)):
         if odd := [name for name in names if name in given]:
             raise InputError(f"{option} {odd[0]} has no meaning in a comparison; leave it out")
-    model = {"width": 128, "heads": 4, "depth": 2, "vocab_size": 2048 if arguments.tokenizer == "pairs" else BYTES}
+    model: dict[str, Any] = {"width": 128, "heads": 4, "depth": 2}
+    model["vocab_size"] = 2048 if arguments.tokenizer == "pairs" else BYTES
     model |= joined(given_options(arguments, "width", "heads", "depth") | vocabulary(arguments), fields, "--set")
     return Plan(
         place=arguments.data, column=arguments.column or "text", hold_out=arguments.hold_out,
