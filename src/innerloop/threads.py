@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 import torch
 
+MOST = 1024
+"""Threads that a user may ask for. torch starts as many as it is told, and where there are no more it ends."""
+
 
 @contextmanager
 def threads(count: int) -> Generator[None, None, None]:

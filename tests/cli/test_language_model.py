@@ -1,15 +1,19 @@
 """train, evaluate and generate as a user meets them: what they print, refuse, and leave behind."""
 
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import torch
 
+from innerloop import states
 from innerloop.cli import main
 from innerloop.data import pydoc_topics
 from innerloop.training import Run
@@ -118,8 +122,6 @@ def test_what_is_written_comes_piece_by_piece(trained, monkeypatch):
 
 
 def test_a_prompt_is_read_from_the_input(trained, capsys, monkeypatch):
-    import io
-
     class In:
         buffer = io.BytesIO("déjà".encode())
 
@@ -145,9 +147,15 @@ WRONG = {
     "steps": (["train", "book.txt", "--out", "run", "--steps", "0"], "steps must be at least 1; got 0"),
     "word": (["train", "book.txt", "--out", "run", "--steps", "x"], "--help"),
     "threads": (["train", "book.txt", "--out", "run", "--threads", "0"], "threads must be a whole number"),
+    "many threads": (["train", "book.txt", "--out", "run", "--threads", "100000"], "at least 1 and at most 1024"),
+    "long seed": (["train", "book.txt", "--out", "run", "--seed", str(1 << 64)], "seed must be below 2^64"),
+    "seed": (["generate", "RUN", "--seed", str(1 << 64)], "--seed must be at least 0 and below 2^64"),
     "vocabulary": (["train", "book.txt", "--out", "run", "--vocabulary", "300"], "needs --tokenizer pairs"),
     "column": (["train", "rows.jsonl", "--out", "run"], "must have a column text; it has body"),
     "taken": (["train", "book.txt", "--out", "full"], "must be empty or not exist yet"),
+    "deep": (["train", "empty.txt", "--out", "a/b/c"], "empty.txt is empty"),
+    "there": (["train", "empty.txt", "--out", "mine"], "empty.txt is empty"),
+    "here": (["train", "short.txt", "--out", "."], "must be empty or not exist yet"),
     "below a file": (["train", "book.txt", "--out", "book.txt/run"], "book.txt"),
     "resume": (["train", "--resume", "nowhere"], "nowhere is not there"),
     "resume other": (["train", "--resume", "full"], "has none"),
@@ -159,6 +167,8 @@ WRONG = {
     "evaluate empty": (["evaluate", "RUN", "empty.txt"], "empty.txt is empty"),
     "evaluate one": (["evaluate", "RUN", "one.txt"], "at least two tokens"),
     "evaluate binary": (["evaluate", "RUN", "binary.bin"], "must be UTF-8 text"),
+    "half a pair": (["evaluate", "RUN", "half.jsonl"], "half.jsonl line 1 must hold Unicode text in its column text"),
+    "half a prompt": (["generate", "RUN", "--prompt", "a\udcff"], "character 1 is half of a surrogate pair, U+DCFF"),
     "piece": (["evaluate", "RUN", "--piece", "0"], "--piece must be at least 1"),
     "temperature": (["generate", "RUN", "--temperature", "-1"], "temperature must be"),
     "top": (["generate", "RUN", "--top-p", "2"], "top_p must lie"),
@@ -175,22 +185,22 @@ def test_wrong_input_is_one_line_and_leaves_nothing(fault, trained, book, tmp_pa
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "binary.bin").write_bytes(b"PK\x03\x04\xff\xfe\x00" * 50)
     (tmp_path / "rows.jsonl").write_text('{"body": "x"}\n')
+    (tmp_path / "half.jsonl").write_text('{"text": "\\ud800 x"}\n')
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
-    before = sorted(os.listdir(tmp_path))
+    (tmp_path / "mine").mkdir()
+    before = sorted((entry.name, entry.inode()) for entry in os.scandir(tmp_path))
     words, wanted = WRONG[fault]
     error = refused([str(trained) if word == "RUN" else word for word in words], capsys)
     assert error.startswith(f"innerloop {words[0]}: ")
     assert wanted in error
-    assert sorted(os.listdir(tmp_path)) == before
-    assert os.listdir(tmp_path / "full") == ["mine"]
+    assert sorted((entry.name, entry.inode()) for entry in os.scandir(tmp_path)) == before
+    assert (os.listdir(tmp_path / "full"), os.listdir(tmp_path / "mine")) == (["mine"], [])
 
 
 @pytest.mark.parametrize("file", ["run.json", "tokens/tokens.json", "step-00000010/progress.json",
                                   "step-00000010/config.json"])  # fmt: skip
 def test_a_file_of_another_version_is_one_line(file, trained, tmp_path, capsys):
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
     path = folder / file
@@ -199,11 +209,9 @@ def test_a_file_of_another_version_is_one_line(file, trained, tmp_path, capsys):
     place = stored["innerloop"] if "innerloop" in stored else stored
     place["version"] = 99
     path.write_text(json.dumps(stored))
-    error = refused(["train", "--resume", folder], capsys) if "config" not in file else ""
-    if "config" in file:  # the weights say what they are of, so that the two files cannot disagree
-        assert called(["generate", folder, "--tokens", "1"], capsys)[0] == 0
-    else:
-        assert "must have version 1; got 99" in error
+    error = refused(["train", "--resume", folder], capsys)
+    assert file.rpartition("/")[2] in error
+    assert "must have version 1; got 99" in error
 
 
 def test_training_that_diverges_says_what_is_kept(book, tmp_path, capsys):
@@ -212,9 +220,10 @@ def test_training_that_diverges_says_what_is_kept(book, tmp_path, capsys):
     code, _, err = called(words, capsys)
     assert code == 1
     assert re.fullmatch(
-        r"innerloop train: step (\d+): the loss is .*; the checkpoint of step \d+ is kept. Train anew with a lower "
-        r"--rate", err.splitlines()[-1],
-    )  # fmt: skip
+        r"innerloop train: step (\d+): the loss is .*; the checkpoint of step \d+ is kept in .*/run, and --resume "
+        r"would end here again. Train anew with a lower --rate, once that folder is removed or with another --out",
+        err.splitlines()[-1],
+    )
 
 
 def test_an_interrupt_saves_and_says_how_to_go_on(book, tmp_path):
@@ -235,3 +244,74 @@ def test_an_interrupt_saves_and_says_how_to_go_on(book, tmp_path):
     last = (tmp_path / "run" / "log.csv").read_text().splitlines()[-1]
     assert last.split(",")[0] == found[1]
     assert "Traceback" not in err
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_weights_and_tokens_that_are_none_are_one_line(copied, capsys):
+    tokens = copied / "tokens" / "tokens.bin"
+    tokens.write_bytes(b"\xff" * tokens.stat().st_size)
+    assert "must be below 259; got 65535" in refused(["evaluate", copied], capsys)
+    weights = copied / "step-00000010" / "model.safetensors"
+    metadata, found = states.read(weights)
+    found["embedding.weight"][:] = torch.inf
+    states.write(weights, found, metadata)
+    for command in ("evaluate", "generate"):
+        assert "must be finite; embedding.weight holds NaN or inf" in refused([command, copied], capsys)
+
+
+def test_what_an_output_cannot_show_is_written_as_an_escape(trained, monkeypatch):
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii", write_through=True))
+    assert main(["generate", str(trained), "--prompt", "Thé", "--tokens", "3", "--seed", "1"]) == 0
+    assert shown.getvalue().startswith(b"Th\\xe9")
+
+
+def test_what_is_missing_is_said_and_a_folder_of_any_name_is_one_word(trained, tmp_path, capsys):
+    folder = tmp_path / "my\nrun's"
+    shutil.copytree(trained, folder)
+    words = ["train", "--resume", folder]
+    assert rf"generate $'{tmp_path}/my\nrun\'s' --prompt" in called(words, capsys)[1]
+    (folder / "step-00000010" / "optimizer.safetensors").unlink()
+    error = refused(words, capsys)
+    assert "Make room" not in error
+    assert r"my\nrun's/step-00000010/optimizer.safetensors: No such file" in error
+    assert "not whole" in error
+
+
+def test_an_option_given_twice_or_in_vain_is_refused(trained, book, tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text('{"text": "x"}\n')
+    train, out = ["train", book, "--out", tmp_path / "new"], ["--out", tmp_path / "new"]
+    for words, wanted in (
+        (["train", "--resume", trained, "--seed", "0", "--warmup", "0", "--hold-out", "0"],
+         "leave out hold_out, seed, warmup"),
+        ([*train, "--tokenizer", "pairs", "--vocabulary", "0"], "--vocabulary must be at least 259"),
+        ([*train, "--pattern", "kda", "--set", "pattern=mamba2"], "--pattern and --set pattern say the same"),
+        ([*train, "--steps", "3", "--train-set", "steps=4"], "--steps and --train-set steps say the same"),
+        ([*train, "--set", "dropout=0", "--set", "dropout=0.1"], "got dropout twice"),
+        ([*train, "--validation", book, "--hold-out", "0.2"], "--validation takes the place of"),
+        ([*train, "--column", "body"], "--column is for records"),
+        (["train", "", *out], "must name a file or folder; got an empty word"),
+        (["train", book, "--out", ""], "must name a file or folder; got an empty word"),
+        (["evaluate", trained, "--column", "body"], "--column is for TEXT"),
+        (["generate", ""], "must name a file or folder; got an empty word"),
+        (["compare", book, *out, "--set", "pattern=kda"], "--set pattern has no meaning"),
+        (["compare", book, *out, "--train-set", "seed=3"], "--train-set seed has no meaning"),
+        (["compare", book, *out, "--width", "8", "--set", "width=16"], "--width and --set width say the same"),
+        (["probe", "parity", "--layer", "kda", *out, "--steps", "3", "--budget", "steps=4"], "say the same"),
+        (["inspect", "delta_rule", "--gate", "beta=1", "--gate", "beta=0", *out], "got beta twice"),
+        (["inspect", trained, "--text", "x", "--seed", "0", *out], "--seed is for a rule"),
+    ):  # fmt: skip
+        assert wanted in refused(words, capsys), words
+    assert os.listdir(tmp_path) == ["rows.jsonl"]
+
+
+def test_the_warm_up_is_a_part_of_the_steps_however_they_are_given(book, tmp_path, capsys):
+    words = ["train", book, "--out", tmp_path / "run", "--train-set", "steps=40", "--rate", "1e30", "--train-set",
+             "clip=0", *SMALL]  # fmt: skip
+    assert called(words, capsys)[0] == 1
+    assert Run.open(tmp_path / "run").plan.options.warmup == 2

@@ -37,7 +37,7 @@ def test_a_file_is_one_document_read_in_blocks(tmp_path, small_blocks):
     text = "\ufeffany é漢🌀\r\n" * 9
     path.write_bytes(text.encode())
     (pieces,) = ([*document] for document in documents(str(path)))
-    assert "".join(pieces) == text
+    assert "".join(pieces) == text[1:]  # the mark in front is none of it
     assert len(pieces) > 9
 
 
@@ -124,3 +124,9 @@ def test_a_missing_package_names_the_extra(place, package, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(RuntimeError, match=rf"needs the package {package}.*innerloop\[data\]"):
         read(place if place.startswith("hf:") else tmp_path / place)
+
+
+def test_the_mark_in_front_of_a_file_is_no_part_of_its_text(tmp_path):
+    (tmp_path / "a.txt").write_text("\ufeffone\ufeff", "utf-8")
+    (tmp_path / "b.jsonl").write_text('\ufeff{"text": "two"}\n{"text": "three"}\n', "utf-8")
+    assert ["".join(pieces) for pieces in documents(str(tmp_path))] == ["one\ufeff", "two", "three"]

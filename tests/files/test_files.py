@@ -78,6 +78,56 @@ def test_a_folder_that_fails_is_removed_and_one_that_exists_refused(tmp_path):
     assert names(tmp_path) == ["made"]
 
 
+def test_a_folder_that_is_there_is_filled_in_its_place_and_emptied_again_by_a_failure(tmp_path, monkeypatch):
+    path = tmp_path / "made"
+    path.mkdir(mode=0o700)
+    before = path.stat()
+    monkeypatch.chdir(path)
+    with pytest.raises(ZeroDivisionError), files.filled_folder(".", ["b", "a"]) as partial:
+        (partial / "a").write_text("a")
+        raise ZeroDivisionError
+    assert names(path) == []
+    with files.filled_folder(".", ["b", "a"]) as partial:
+        (partial / "a").write_text("a")
+        (partial / "b").mkdir()
+        assert names(path) == [partial.name]
+    assert names(path) == ["a", "b"]
+    after = path.stat()
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    with pytest.raises(FileExistsError, match="must be empty; it holds"), files.filled_folder(path, ["b", "a"]):
+        pass
+    assert names(path) == ["a", "b"]
+
+
+def test_what_was_killed_between_the_moves_of_a_filling_is_cleared_away_and_nothing_else(tmp_path):
+    path, left = tmp_path / "made", ".made.0123456789abcdef.partial"
+    (path / left).mkdir(parents=True)
+    (path / left / "a").write_text("old")
+    (path / "b").mkdir()
+    with files.filled_folder(path, ["b", "a"]) as partial:
+        assert names(path) == [partial.name] != [left]
+        (partial / "a").write_text("a")
+        (partial / "b").mkdir()
+    assert names(path) == ["a", "b"]
+    (path / "a").unlink()  # without the leftover, b is somebody's own
+    for other in ("mine", left):
+        (path / other).mkdir()
+        with pytest.raises(FileExistsError), files.filled_folder(path, ["b", "a"]):
+            pass
+        assert other in names(path)
+
+
+def test_folders_above_stay_only_if_all_goes_well(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ZeroDivisionError), files.folders_above(tmp_path / "a" / "b" / "c" / "d"):
+        assert (tmp_path / "a" / "b" / "c").is_dir()
+        raise ZeroDivisionError
+    assert names(tmp_path / "a") == []
+    with files.folders_above(tmp_path / "a" / "b" / "c"):
+        pass
+    assert names(tmp_path / "a") == ["b"]
+
+
 def test_a_folder_above_that_is_missing_is_said(tmp_path):
     for act in (files.whole, files.new_folder):
         with pytest.raises(FileNotFoundError, match=r"the folder of .*x must exist"), act(tmp_path / "nowhere" / "x"):

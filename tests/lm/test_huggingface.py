@@ -249,6 +249,50 @@ def test_the_vocabulary_grows_with_its_configuration(kit, tmp_path):
         Configuration(Config(vocab_size=5, width=8).to_dict() | {"heads": 3})
 
 
+def test_what_the_configuration_says_is_what_is_built(kit, tmp_path):
+    model = kit.build("1*kda", torch.float32)
+    model.save(tmp_path)
+    auto = transformers.AutoConfig
+    for config in (
+        auto.from_pretrained(tmp_path, width=12, heads=3, num_hidden_layers=2),
+        auto.from_pretrained(tmp_path, hidden_size=12, num_attention_heads=3, depth=2),
+        Configuration(model.config.to_dict(), width=12, num_attention_heads=3, depth=2),
+    ):
+        built = Model(config).model
+        assert (built.config.width, built.config.heads, len(built.blocks)) == (12, 3, 2)
+        assert (config.hidden_size, config.width, config.num_attention_heads, config.heads) == (12, 12, 3, 3)
+        assert (config.num_hidden_layers, config.depth) == (2, 2)
+        config.dropout, config.hidden_size, config.pattern = 0.25, 24, "mamba2"
+        built = Model(copy.deepcopy(config)).model
+        assert (built.config.dropout, built.embedding.weight.shape[1]) == (0.25, 24)
+        assert [entry.rule for entry in built.config.layers] == ["mamba2"] * 2
+    with pytest.raises(ValueError, match="depth must be a multiple"):
+        auto.from_pretrained(tmp_path, pattern="kda+mamba2", num_hidden_layers=3)
+
+
+@torch.no_grad()
+def test_hidden_states_are_what_each_block_and_the_head_read(kit, model):
+    tokens = kit.words(2, 5)
+    assert model(tokens).hidden_states is None
+    out = model(tokens, output_hidden_states=True)
+    blocks = model.model.blocks
+    assert len(out.hidden_states) == len(blocks) + 1 == model.config.num_hidden_layers + 1
+    x, value = model.model.embedding(tokens), None
+    for block, seen in zip(blocks, out.hidden_states, strict=False):
+        assert error(seen, x) <= 1e-10
+        x, _, value = block(x, None, None, None, value)
+    assert error(out.hidden_states[-1], model.model.norm(x)) <= 1e-10
+    assert error(model.model.logits(out.hidden_states[-1]), out.logits) <= 1e-10
+    written = model.generate(
+        tokens, max_new_tokens=2, do_sample=False, output_hidden_states=True, return_dict_in_generate=True
+    )
+    assert [[x.shape[1] for x in step] for step in written.hidden_states] == [[n] * (len(blocks) + 1) for n in (5, 1)]
+    model.config.output_hidden_states = True
+    assert len(model(tokens, return_dict=False)[-1]) == len(blocks) + 1
+    with pytest.raises(ValueError, match="output_attentions must be False"):
+        model(tokens, output_attentions=True)
+
+
 # Training
 
 

@@ -130,15 +130,21 @@ def test_a_disk_without_room_keeps_the_last_checkpoint_and_says_how_to_go_on(roo
     kit.assert_same(kit.outcome(folder), kit.outcome(whole))
 
 
-def test_a_text_that_was_half_encoded_when_killed_can_be_begun_anew(kit, tmp_path):
+@pytest.mark.parametrize("patch", ["os.fsync = lambda *x: die()",
+                                   "os.rename = nth(3, os.rename, lambda *x: die())"])  # fmt: skip
+def test_a_text_that_was_half_encoded_when_killed_can_be_begun_anew(patch, kit, tmp_path):
     out = tmp_path / "run"
+    if there := "rename" in patch:  # the tokens' own, then those into the folder that is there
+        out.mkdir()
     program = PROGRAM.replace('"train", "--resume", {folder!r}', "*{words!r}").format(
-        patch="os.fsync = lambda *x: die()",
+        patch=patch,
         words=["train", str(kit.place), "--out", str(out), "--steps", "1", "--length", "16", "--width", "16"],
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert not out.exists() and len(os.listdir(tmp_path)) == 1
+    assert len(os.listdir(tmp_path)) == 1
+    assert (len(os.listdir(out)) == 2) if there else not out.exists()
     words = ["train", str(kit.place), "--out", str(out), "--steps", "1", "--length", "16", "--width", "16"]
     assert main([*words, "--threads", "1"]) == 0
     assert os.listdir(tmp_path) == ["run"]
+    assert not [name for name in os.listdir(out) if name.endswith(".partial")]

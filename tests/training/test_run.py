@@ -224,9 +224,12 @@ def test_a_run_that_cannot_begin_leaves_nothing(fault, kit, tmp_path):
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_an_empty_folder_may_be_there(kit, tmp_path):
+def test_an_empty_folder_may_be_there_and_stays_the_one_it_was(kit, tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
-    Run.prepare(tmp_path / "run", kit.plan(kit.place))
+    monkeypatch.chdir(tmp_path / "run")
+    Run.prepare(".", kit.plan(kit.place))
+    assert sorted(os.listdir(".")) == ["run.json", "tokenizer.json", "tokens"]
+    assert os.listdir(tmp_path) == ["run"]
     assert Run.open(tmp_path / "run").step == 0
 
 
@@ -237,12 +240,13 @@ def rewrite(path, **changed):
 @pytest.mark.parametrize(
     "fault",
     ["run version", "run torn", "run fields", "checkpoint version", "checkpoint torn", "moments", "model", "weights",
-     "counts", "no tokens"],
+     "counts", "no tokens", "a count of words", "a count missing", "another step", "numbers of another kind", "nan"],
 )  # fmt: skip
 def test_a_run_that_is_damaged_or_of_another_version_is_refused_in_one_line(fault, kit, whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     path = find(folder)
+    counted = json.loads((path / "progress.json").read_text())["progress"]
     if fault == "run version":
         rewrite(folder / "run.json", version=99)
     elif fault == "run torn":
@@ -262,11 +266,25 @@ def test_a_run_that_is_damaged_or_of_another_version_is_refused_in_one_line(faul
         os.truncate(path / "model.safetensors", 100)
     elif fault == "counts":
         rewrite(path / "progress.json", progress={"apples": 3})
+    elif fault == "a count of words":
+        rewrite(path / "progress.json", progress=counted | {"seconds": "3"})
+    elif fault == "a count missing":
+        rewrite(path / "progress.json", progress={k: v for k, v in counted.items() if k != "log"})
+    elif fault == "another step":
+        rewrite(path / "progress.json", step=True)
+    elif fault == "numbers of another kind":
+        rewrite(folder / "tokens" / "tokens.json", count="3")
+    elif fault == "nan":
+        metadata, weights = states.read(path / "model.safetensors")
+        weights["norm.weight"][3] = torch.nan
+        states.write(path / "model.safetensors", weights, metadata)
     elif fault == "no tokens":
         shutil.rmtree(folder / "tokens")
     with pytest.raises((ValueError, OSError)) as caught:
         Run.open(folder).train(kit.recorder())
     assert "\n" not in str(caught.value)
+    if fault == "nan":
+        assert "must be finite; norm.weight holds NaN" in str(caught.value)
     if "version" in fault:
         assert "must have version 1; got 99" in str(caught.value)
 
@@ -276,3 +294,21 @@ def test_a_folder_without_a_model_is_said(kit, folder, tmp_path):
                          (folder, "has no checkpoint yet"), (tmp_path, "holds no model")):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             find(place)
+
+
+def test_a_model_is_read_while_newer_checkpoints_take_the_place_of_older(kit, whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    real, left = LanguageModel.load, [13, 14]
+
+    def raced(path):
+        if left:
+            (folder / "step-00000012" if left[0] == 13 else path).rename(folder / f"step-{left.pop(0):08d}")
+        return real(path)
+
+    monkeypatch.setattr(LanguageModel, "load", raced)
+    load_model(folder)
+    assert find(folder).name == "step-00000014"
+    (folder / "step-00000014" / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError):
+        load_model(folder)

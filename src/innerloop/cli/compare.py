@@ -7,42 +7,53 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from innerloop.cli.bar import Bar
 from innerloop.cli.errors import InputError
 from innerloop.cli.row_loop import Rows
-from innerloop.cli.values import one_line, parse_settings, settle_threads
+from innerloop.cli.values import (
+    BYTES,
+    check_column,
+    filled,
+    given_options,
+    joined,
+    one_line,
+    parse_settings,
+    path,
+    settle_threads,
+    vocabulary,
+)
 
 if TYPE_CHECKING:
     from innerloop.training import Plan
     from innerloop.training.scoreboard import Comparison, Row
 
 NAME = "compare"
+_OF_A_RUN = ("seed", "log_every", "evaluate_every", "save_every")  # of TrainingOptions
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("data", metavar="TEXT", help="file, folder or hf:NAME")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for rows, table and figure")
+    parser.add_argument("data", type=filled, metavar="TEXT", help="file, folder or hf:NAME")
+    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="folder for rows, table and figure")
     parser.add_argument("--layers", nargs="+", metavar="LAYERS", help="patterns, such as gated_delta_rule "
                         "3*kda+attention; every layer if left out")  # fmt: skip
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="rows a layer; 3")
-    parser.add_argument("--column", default="text", metavar="NAME", help="of records, what holds the text; text")
+    parser.add_argument("--column", metavar="NAME", help="of records, what holds the text; text")
     parser.add_argument("--hold-out", type=float, default=0.1, metavar="PART", help="end of TEXT to judge on; 0.1")
     parser.add_argument("--tokenizer", choices=("bytes", "pairs"), default="bytes", help="bytes")
     parser.add_argument("--vocabulary", type=int, metavar="N", help="ids of the byte pairs; 2048")
     model = parser.add_argument_group("models")
-    model.add_argument("--width", type=int, default=128, metavar="N", help="128")
-    model.add_argument("--heads", type=int, default=4, metavar="N", help="4")
-    model.add_argument("--depth", type=int, default=2, metavar="N", help="layers in all; 2, or the pattern's if longer")
+    model.add_argument("--width", type=int, metavar="N", help="128")
+    model.add_argument("--heads", type=int, metavar="N", help="4")
+    model.add_argument("--depth", type=int, metavar="N", help="layers in all; 2, or the pattern's if longer")
     model.add_argument("--set", action="append", dest="model", metavar="NAME=VALUE", help="as innerloop train's")
     training = parser.add_argument_group("budget")
-    training.add_argument("--steps", type=int, default=300, metavar="N", help="updates a row; 300")
-    training.add_argument("--batch", type=int, default=32, metavar="N", help="windows an update; 32")
-    training.add_argument("--length", type=int, default=128, metavar="N", help="tokens a window; 128")
-    training.add_argument("--rate", type=float, default=1e-3, metavar="X", help="0.001")
+    training.add_argument("--steps", type=int, metavar="N", help="updates a row; 300")
+    training.add_argument("--batch", type=int, metavar="N", help="windows an update; 32")
+    training.add_argument("--length", type=int, metavar="N", help="tokens a window; 128")
+    training.add_argument("--rate", type=float, metavar="X", help="0.001")
     training.add_argument("--threads", type=int, metavar="N", help="of torch; a comparison goes on with its own")
     training.add_argument("--train-set", action="append", dest="training", metavar="NAME=VALUE",
                           help="another option of training, such as clip=0.5")  # fmt: skip
@@ -62,9 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.seeds < 1:
         raise InputError(f"--seeds must be at least 1; got {arguments.seeds}")
-    if arguments.vocabulary is not None and arguments.tokenizer != "pairs":
-        raise InputError("--vocabulary counts byte pairs; it needs --tokenizer pairs")
+    vocabulary(arguments)
     settle_threads()
+    check_column(arguments, arguments.data)
     from innerloop.lm.kinds import KINDS
     from innerloop.training.scoreboard import Comparison
 
@@ -86,16 +97,21 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     from innerloop.lm import Config
     from innerloop.training import Plan, TrainingOptions
 
-    names = ("steps", "batch", "length", "rate")
-    training: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    training |= {"warmup": max(0, arguments.steps // 20), "evaluate_windows": 1 << 30}
-    training |= parse_settings(arguments.training, TrainingOptions, "--train-set")
-    vocabulary = (arguments.vocabulary or 2048) if arguments.tokenizer == "pairs" else 259
-    model = {name: getattr(arguments, name) for name in ("width", "heads", "depth")}
-    model |= parse_settings(arguments.model, Config, "--set")
+    training: dict[str, Any] = {"steps": 300, "length": 128, "evaluate_windows": 1 << 30}
+    settings = parse_settings(arguments.training, TrainingOptions, "--train-set")
+    training |= joined(given_options(arguments, "steps", "batch", "length", "rate"), settings, "--train-set")
+    if isinstance(training["steps"], int):
+        training.setdefault("warmup", max(0, training["steps"] // 20))
+    fields = parse_settings(arguments.model, Config, "--set")
+    for option, given, names in (("--set", fields, ("pattern",)), ("--train-set", settings, _OF_A_RUN)):
+        if odd := [name for name in names if name in given]:
+            raise InputError(f"{option} {odd[0]} has no meaning in a comparison; leave it out")
+    model: dict[str, Any] = {"width": 128, "heads": 4, "depth": 2}
+    model["vocab_size"] = 2048 if arguments.tokenizer == "pairs" else BYTES
+    model |= joined(given_options(arguments, "width", "heads", "depth") | vocabulary(arguments), fields, "--set")
     return Plan(
-        place=arguments.data, column=arguments.column, hold_out=arguments.hold_out, tokenizer=arguments.tokenizer,
-        config=Config(**{"vocab_size": vocabulary, **model}), options=TrainingOptions(**training),
+        place=arguments.data, column=arguments.column or "text", hold_out=arguments.hold_out,
+        tokenizer=arguments.tokenizer, config=Config(**model), options=TrainingOptions(**training),
         threads=arguments.threads, purpose="comparison",
     )  # fmt: skip
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from innerloop.cli.errors import InputError
-from innerloop.cli.values import one_line, settle_threads
+from innerloop.cli.values import one_line, path, settle_threads
 
 if TYPE_CHECKING:
     from innerloop.data import Tokenizer
@@ -20,7 +19,7 @@ NAME = "generate"
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("model", type=Path, metavar="RUN", help="folder of a run or of a checkpoint")
+    parser.add_argument("model", type=path, metavar="RUN", help="folder of a run or of a checkpoint")
     parser.add_argument("--prompt", default="", metavar="TEXT", help="what to go on from; - reads it from the input")
     parser.add_argument("--tokens", type=int, default=200, metavar="N", help="how many to write; 200")
     parser.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0 takes the likeliest; 0.8")
@@ -43,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.tokens < 0:
         raise InputError(f"--tokens must be at least 0; got {arguments.tokens}")
+    if arguments.seed is not None and not 0 <= arguments.seed < 1 << 64:
+        raise InputError(f"--seed must be at least 0 and below 2^64; got {arguments.seed}")
     settle_threads()
     from innerloop.training import load_model
 
@@ -53,16 +54,20 @@ def run(arguments: argparse.Namespace) -> int:
     except (ValueError, RuntimeError, OSError) as error:
         raise InputError(one_line(error)) from error
     sys.stdout.write(prompt)
-    for piece in pieces:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+    try:
+        for piece in pieces:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    except RuntimeError as error:  # chances that are none, of logits that are not finite
+        raise InputError(one_line(error)) from error
+    finally:
+        sys.stdout.write("\n")
     return 0
 
 
 def _read_input() -> str:
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"the input must be UTF-8 text; byte {error.start} is not") from None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from innerloop.cli.errors import InputError
-from innerloop.cli.values import one_line, settle_threads
+from innerloop.cli.values import filled, one_line, path, settle_threads
 
 if TYPE_CHECKING:
     from innerloop.inspect import Trace
@@ -19,15 +19,15 @@ NAME = "inspect"
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("target", metavar="TARGET", help="folder of a model or run, or the name of a rule")
+    parser.add_argument("target", type=filled, metavar="TARGET", help="folder of a model or run, or the name of a rule")
     parser.add_argument("--text", metavar="TEXT", help="for a model: what it reads")
-    parser.add_argument("--sequence", type=Path, metavar="FILE", help="for a rule: a safetensors file with q, k, v and "
+    parser.add_argument("--sequence", type=path, metavar="FILE", help="for a rule: a safetensors file with q, k, v and "
                         "gates of one row; a recall with overwrites if left out")  # fmt: skip
     parser.add_argument("--gate", action="append", metavar="NAME=X", help="for a rule without --sequence: its gate, "
                         "at all tokens, such as beta=1 or g=-0.1")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of that recall; 0")
+    parser.add_argument("--seed", type=int, metavar="N", help="of that recall; 0")
     parser.add_argument("--most", type=int, default=128, metavar="N", help="tokens to look at, the first ones; 128")
-    parser.add_argument("--out", type=Path, default=Path("inspected"), metavar="DIR", help="folder to write; inspected")
+    parser.add_argument("--out", type=path, default=Path("inspected"), metavar="DIR", help="folder to write; inspected")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.most < 1:
         raise InputError(f"--most must be at least 1; got {arguments.most}")
+    if arguments.seed is not None and not 0 <= arguments.seed < 1 << 64:
+        raise InputError(f"--seed must be at least 0 and below 2^64; got {arguments.seed}")
     if arguments.out.exists() and not arguments.out.is_dir():
         raise InputError(f"--out must be a folder; got the file {arguments.out}. Name another")
     settle_threads()
@@ -62,8 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _model(arguments: argparse.Namespace) -> dict[str, Trace]:
     if not arguments.text:
         raise InputError("--text must say what the model reads; got none")
-    for name in ("sequence", "gate"):
-        if getattr(arguments, name):
+    for name in ("sequence", "gate", "seed"):
+        if getattr(arguments, name) is not None:
             raise InputError(f"--{name} is for a rule; {arguments.target} is a model's folder")
     from innerloop.inspect import inspect_model
     from innerloop.training import load_model
@@ -83,12 +85,13 @@ def _rule(arguments: argparse.Namespace) -> Trace:
         raise InputError(f"TARGET must be a model's folder or one of {', '.join(names())}; got {arguments.target}")
     rule = get(arguments.target)
     if arguments.sequence is not None:
-        if arguments.gate:
-            raise InputError("--gate is for a rule without --sequence, whose file holds the gates")
+        for name in ("gate", "seed"):
+            if getattr(arguments, name) is not None:
+                raise InputError(f"--{name} is for a rule without --sequence, whose file holds all that is needed")
         return trace(rule, **_tensors(arguments.sequence, arguments.most))
     from innerloop.inspect.recall import recall
 
-    return trace(rule, **recall(rule, _gates(arguments.gate), arguments.seed, arguments.most))
+    return trace(rule, **recall(rule, _gates(arguments.gate), arguments.seed or 0, arguments.most))
 
 
 def _tensors(path: Path, most: int) -> dict[str, Any]:
@@ -109,6 +112,8 @@ def _gates(words: list[str] | None) -> dict[str, float]:
     found = {}
     for word in words or ():
         name, _, value = word.partition("=")
+        if name in found:
+            raise InputError(f"--gate must name each gate once; got {name} twice")
         try:
             found[name] = float(value)
         except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from innerloop._version import __version__
 from innerloop.cli import bench, compare, doctor, evaluate, explain, generate, inspect, probe, reproduce, rules, train
 from innerloop.cli.errors import InputError, Parser
+from innerloop.cli.values import escaped
 
 COMMANDS = (reproduce, train, evaluate, generate, compare, probe, inspect, rules, explain, bench, doctor)
 """Modules with a ``NAME``, an ``add(parser)`` for its arguments and a ``run(arguments)`` that returns the exit code."""
@@ -29,12 +31,13 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.run is None:
         parser.print_help()
         return 0
+    _show_everything()
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()
         return code
     except InputError as error:
-        print(f"innerloop {arguments.command}: {error}", file=sys.stderr)
+        print(f"innerloop {arguments.command}: {escaped(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"innerloop {arguments.command}: interrupted", file=sys.stderr)
@@ -45,6 +48,12 @@ def main(words: Sequence[str] | None = None) -> int:
         if not isinstance(error, BrokenPipeError):
             print(f"innerloop {arguments.command}: {error}", file=sys.stderr)
         return 1
+
+
+def _show_everything() -> None:
+    """Let what an output's encoding has no bytes for be written as an escape, rather than end the command."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:

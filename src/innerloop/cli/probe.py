@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from innerloop.cli.errors import InputError
 from innerloop.cli.row_loop import Rows
-from innerloop.cli.values import one_line, parse_settings, settle_threads
+from innerloop.cli.values import given_options, joined, one_line, parse_settings, path, settle_threads
 
 if TYPE_CHECKING:
     from innerloop.data.tasks import Task
     from innerloop.probe import Board, Contender, Row
 
 NAME = "probe"
+_BUDGET = {"steps": 1000, "batch": 64, "rate": 3e-3, "width": 64, "heads": 2, "depth": 1}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -26,16 +27,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", action="append", dest="layers", metavar="NAME", help="a pattern such as delta_rule "
                         "or mamba2+attention, or FILE.py:NAME of your own; once a layer")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="name the tasks, their sizes and their chance levels")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for rows, table and figure; probe-TASK")
+    parser.add_argument("--out", type=path, metavar="DIR", help="folder for rows, table and figure; probe-TASK")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="rows a layer; 3")
     parser.add_argument("--set", action="append", dest="sizes", metavar="NAME=VALUE", help="a size of the task, such "
                         "as pairs=16")  # fmt: skip
     parser.add_argument("--longer", type=int, nargs="+", default=[], metavar="N", help="judge at N times the "
                         "training's length as well, such as 2 4 16")  # fmt: skip
     budget = parser.add_argument_group("budget")
-    for name, kind, default in (("steps", int, 1000), ("batch", int, 64), ("rate", float, 3e-3), ("width", int, 64),
-                                ("heads", int, 2), ("depth", int, 1)):  # fmt: skip
-        budget.add_argument(f"--{name}", type=kind, default=default, metavar="X" if kind is float else "N",
+    for name, default in _BUDGET.items():
+        kind = type(default)
+        budget.add_argument(f"--{name}", type=kind, metavar="X" if kind is float else "N",
                             help=f"{default:g}")  # fmt: skip
     budget.add_argument("--budget", action="append", metavar="NAME=VALUE", help="another number of the budget: clip, "
                         "enough, feed_forward, judged")  # fmt: skip
@@ -96,9 +97,9 @@ def _board(arguments: argparse.Namespace) -> Board:
     """Return the board that was asked for, without touching the disk."""
     from innerloop.probe import Board, Budget, Plan
 
-    budget: dict[str, Any] = {name: getattr(arguments, name) for name in ("steps", "batch", "rate", "width", "heads",
-                                                                          "depth")}  # fmt: skip
-    budget |= parse_settings(arguments.budget, Budget, "--budget")
+    given = given_options(arguments, *_BUDGET)
+    settings = parse_settings(arguments.budget, Budget, "--budget")
+    budget: dict[str, Any] = {**_BUDGET, **joined(given, settings, "--budget")}
     factors = tuple(sorted({1, *arguments.longer}))
     task = _task(arguments)
     for factor in factors:

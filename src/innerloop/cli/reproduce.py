@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from innerloop import experiments
 from innerloop.cli.errors import InputError
 from innerloop.cli.progress import Progress, seconds_in_words
+from innerloop.cli.values import path
 
 if TYPE_CHECKING:
     from innerloop.experiments.experiment import Experiment, Settings
@@ -33,8 +34,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments such as A1; all if none is named")
     parser.add_argument("--quick", action="store_true", help="the short variant of those that take minutes")
-    parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="folder to write; report")
-    parser.add_argument("--data", type=Path, metavar="PATH", help="file or folder that holds The Time Machine")
+    parser.add_argument("--out", type=path, default=Path("report"), metavar="DIR", help="folder to write; report")
+    parser.add_argument("--data", type=path, metavar="PATH", help="file or folder that holds The Time Machine")
     parser.add_argument("--jobs", type=int, metavar="N", help="experiments at a time, one thread each; every core")
     parser.add_argument("--force", action="store_true", help="run again what has run before")
     parser.add_argument("--check", action="store_true", help="fail unless every claim's band is met, in full")

@@ -93,5 +93,6 @@ class Rows(Generic[Chosen, Row]):
             names = [self.folder / name for name in ("table.md", "figure.svg")]
             print(f"\nKept as {' and '.join(str(path) for path in names if path.is_file())}")
         if failed:
-            print(f"innerloop {self.command}: {failed} rows did not stay finite; try a lower --rate", file=sys.stderr)
+            print(f"innerloop {self.command}: {failed} rows did not stay finite; try a lower --rate with another --out",
+                  file=sys.stderr)  # fmt: skip
         return 1 if failed else 0

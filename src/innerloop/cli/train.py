@@ -6,33 +6,46 @@ The text is a file, a folder, a .jsonl or .parquet file, or a Hugging Face data 
 from __future__ import annotations
 
 import argparse
+import errno
 import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from innerloop.cli.bar import Bar
 from innerloop.cli.errors import InputError
 from innerloop.cli.progress import seconds_in_words
-from innerloop.cli.values import one_line, parse_settings, settle_threads
+from innerloop.cli.values import (
+    BYTES,
+    check_column,
+    filled,
+    given_options,
+    joined,
+    one_line,
+    parse_settings,
+    path,
+    quoted,
+    settle_threads,
+    vocabulary,
+)
 
 if TYPE_CHECKING:
     from innerloop.training import Plan, Run, Score, Update
 
 NAME = "train"
-_BYTES = 259  # ids of a byte-level tokenizer
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("data", nargs="?", metavar="TEXT", help="file, folder or hf:NAME; left out with --resume")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the run, which is made")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in DIR, as it was begun")
+    parser.add_argument("data", nargs="?", type=filled, metavar="TEXT",
+                        help="file, folder or hf:NAME; left out with --resume")  # fmt: skip
+    parser.add_argument("--out", type=path, metavar="DIR", help="folder of the run, which is made")
+    parser.add_argument("--resume", type=path, metavar="DIR", help="go on with the run in DIR, as it was begun")
     data = parser.add_argument_group("text")
     data.add_argument("--column", metavar="NAME", help="of records, what holds the text; text")
-    data.add_argument("--validation", metavar="TEXT", help="what to validate on; the end of TEXT if left out")
+    data.add_argument("--validation", type=filled, metavar="TEXT",
+                      help="what to validate on; the end of TEXT if left out")  # fmt: skip
     data.add_argument("--hold-out", type=float, metavar="PART", help="how much of TEXT that end is; 0.1")
     data.add_argument("--tokenizer", choices=("bytes", "pairs"), help="bytes, or byte pairs learned; bytes")
     data.add_argument("--vocabulary", type=int, metavar="N", help="ids of the byte pairs; 2048")
@@ -74,8 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: If an argument is wrong.
     """
-    _check(arguments)
     settle_threads()
+    _check(arguments)
     from innerloop.training import Run
 
     try:
@@ -90,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     given = {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "resume")}
     if arguments.resume is not None:
-        odd = [name for name, value in given.items() if value not in (None, False)]
+        odd = [name for name, value in given.items() if value is not None and value is not False]
         if odd:
             raise InputError(f"--resume takes everything from the run; leave out {', '.join(sorted(odd))}")
         return
@@ -98,8 +111,10 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError("TEXT must be named, or a run by --resume DIR; got neither")
     if arguments.out is None:
         raise InputError("--out must name the folder of the run; got none")
-    if arguments.vocabulary is not None and arguments.tokenizer != "pairs":
-        raise InputError("--vocabulary counts byte pairs; it needs --tokenizer pairs")
+    if arguments.validation is not None and arguments.hold_out is not None:
+        raise InputError("--hold-out is the end of TEXT, which --validation takes the place of; leave one out")
+    vocabulary(arguments)
+    check_column(arguments, arguments.data, arguments.validation)
 
 
 def _prepared(arguments: argparse.Namespace) -> Run:
@@ -117,40 +132,46 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     from innerloop.lm import Config
     from innerloop.training import Plan, TrainingOptions
 
-    vocabulary = (arguments.vocabulary or 2048) if arguments.tokenizer == "pairs" else _BYTES
-    model = _given(arguments, "pattern", "depth", "width", "heads") | parse_settings(arguments.model, Config, "--set")
-    names = ("batch", "part", "length", "stride", "rate", "precision", "seed", "log_every", "evaluate_every",
-             "save_every")  # fmt: skip
-    steps = 1000 if arguments.steps is None else arguments.steps
-    training: dict[str, Any] = {"steps": steps, "warmup": max(0, steps // 20)}
-    training |= _given(arguments, *names, "warmup")
-    training |= parse_settings(arguments.training, TrainingOptions, "--train-set")
+    model = given_options(arguments, "pattern", "depth", "width", "heads") | vocabulary(arguments)
+    model = joined(model, parse_settings(arguments.model, Config, "--set"), "--set")
+    names = ("steps", "batch", "part", "length", "stride", "rate", "warmup", "precision", "seed", "log_every",
+             "evaluate_every", "save_every")  # fmt: skip
+    training: dict[str, Any] = {"steps": 1000}
+    training |= joined(given_options(arguments, *names), parse_settings(arguments.training, TrainingOptions,
+                                                                        "--train-set"), "--train-set")  # fmt: skip
+    if isinstance(training["steps"], int):
+        training.setdefault("warmup", max(0, training["steps"] // 20))
+    ids = 2048 if arguments.tokenizer == "pairs" else BYTES
     return Plan(
         place=arguments.data,
-        config=Config(**{"vocab_size": vocabulary, **model}),
+        config=Config(**{"vocab_size": ids, **model}),
         options=TrainingOptions(**training),
         board=arguments.tensorboard,
-        **_given(arguments, "column", "validation", "hold_out", "tokenizer", "threads"),
+        **given_options(arguments, "column", "validation", "hold_out", "tokenizer", "threads"),
     )
-
-
-def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
 
 def _train(run: Run) -> int:
     watch = _Screen()
-    again = f"innerloop train --resume {run.folder}"
+    again = f"innerloop train --resume {quoted(run.folder)}"
     try:
         with _first_interrupt() as asked:
             step = run.train(watch, lambda: bool(asked))
     except FloatingPointError as error:
-        print(f"innerloop train: step {watch.step + 1}: {error}; the checkpoint of step {run.step} is kept. "
-              "Train anew with a lower --rate", file=sys.stderr)  # fmt: skip
+        kept = f"the checkpoint of step {run.step} is kept" if run.step else "there is no checkpoint"
+        print(f"innerloop train: step {watch.step + 1}: {error}; {kept} in {quoted(run.folder)}, and --resume "
+              "would end here again. Train anew with a lower --rate, once that folder is removed or with another "
+              "--out",
+              file=sys.stderr)  # fmt: skip
         return 1
     except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise InputError(f"{one_line(error)}; the run is not whole without it. Bring it back, or train anew with "
+                             "another --out") from error  # fmt: skip
+        # safetensors gives no number, and says so of writes alone.
+        cure = "Make room" if error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "Mend that"
         print(f"innerloop train: {one_line(error)}; the checkpoint of step {run.step} is kept. "
-              f"Make room, then: {again}", file=sys.stderr)  # fmt: skip
+              f"{cure}, then: {again}", file=sys.stderr)  # fmt: skip
         return 1
     except (ValueError, RuntimeError) as error:
         raise InputError(one_line(error)) from error
@@ -159,7 +180,7 @@ def _train(run: Run) -> int:
     if step < run.plan.options.steps:
         print(f"Interrupted: saved at step {step} of {run.plan.options.steps}. Go on with: {again}", file=sys.stderr)
         return 130
-    print(f"Trained: step {step}. Read on with: innerloop generate {run.folder} --prompt 'Once'")
+    print(f"Trained: step {step}. Read on with: innerloop generate {quoted(run.folder)} --prompt 'Once'")
     return 0
 
 

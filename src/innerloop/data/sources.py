@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ HUB = "hf:"
 _BLOCK = 1 << 20  # bytes read at once
 _PIECE = 1 << 18  # characters encoded at once
 _ROWS = 1024
+_MARK = "\ufeff"  # in front of a whole file it says how it is encoded, and is no part of the text
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def documents(place: str, column: str = "text") -> Iterator[Iterator[str]]:
@@ -46,6 +49,16 @@ def documents(place: str, column: str = "text") -> Iterator[Iterator[str]]:
         return
     for file in _listed(path) if path.is_dir() else [path]:
         yield from _file(file, column)
+
+
+def has_columns(place: str) -> bool:
+    """Whether a source has records, whose columns have names; what is not there may have."""
+    path = Path(place)
+    if place.startswith(HUB) or not path.exists():
+        return True
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+        return True
+    return any(file.suffix.lower() in (*RECORDS, *COLUMNS) for file in (path.rglob("*") if path.is_dir() else [path]))
 
 
 def size(place: str) -> int | None:
@@ -124,6 +137,8 @@ def _decoded(path: Path) -> Iterator[str]:
                                  "Is it a binary file?") from None  # fmt: skip
             if "\0" in text:
                 raise ValueError(f"{path} must be text; it holds a zero byte. Is it a binary file?")
+            if at == 0:
+                text = text.removeprefix(_MARK)
             if text:
                 yield text
             if not block:
@@ -203,6 +218,9 @@ def _text(value: object, column: str, where: str, names: list[str]) -> str:
         raise _absent(where, column, names)
     if not isinstance(value, str):
         raise ValueError(f"{where} must hold text in its column {column}; got {type(value).__name__}")
+    if not value.isascii() and (half := _SURROGATE.search(value)):
+        raise ValueError(f"{where} must hold Unicode text in its column {column}; its character {half.start()} is half "
+                         f"of a surrogate pair, U+{ord(half[0]):04X}")  # fmt: skip
     return value
 
 

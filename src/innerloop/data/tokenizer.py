@@ -105,7 +105,7 @@ class ByteTokenizer(Tokenizer):
 
     def encode(self, text: str) -> Tensor:
         """Return the ids of ``text``, int64 ``[T]``."""
-        return torch.from_numpy(np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64) + len(RESERVED))
+        return torch.from_numpy(np.frombuffer(_encoded(text), np.uint8).astype(np.int64) + len(RESERVED))
 
     def as_json(self) -> str:
         """Return it as byte pairs of which none is merged."""
@@ -182,6 +182,7 @@ class PairTokenizer(Tokenizer):
 
     def encode(self, text: str) -> Tensor:
         """Return the ids of ``text``, int64 ``[T]``."""
+        _encoded(text)  # the package would say nothing of use
         return torch.tensor(self._pairs.encode_batch_fast([text])[0].ids, dtype=torch.int64)
 
     def as_json(self) -> str:
@@ -224,6 +225,15 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         raise
     except Exception as error:  # the package raises nothing narrower
         raise ValueError(f"{path} must be a tokenizer's file; it cannot be read: {error}") from None
+
+
+def _encoded(text: str) -> bytes:
+    """Return the text's bytes; ValueError if it holds half of a surrogate pair, which no bytes of UTF-8 mean."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"text must be Unicode; its character {error.start} is half of a surrogate pair, "
+                         f"U+{ord(text[error.start]):04X}") from None  # fmt: skip
 
 
 def _letters() -> dict[str, int]:

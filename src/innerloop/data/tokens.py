@@ -24,6 +24,7 @@ VERSION = 1
 """Of the folder that :func:`write_tokens` makes; :meth:`Tokens.open` reads no other."""
 _FORMAT = "innerloop tokens"
 _NUMBERS, _FACTS = "tokens.bin", "tokens.json"
+_KINDS = ("uint16", "uint32")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,9 @@ class Tokens:
             raise ValueError(f"{facts} must be written by innerloop; it is damaged or something else") from None
         if tokens is None:
             raise ValueError(f"{facts} must have version {VERSION}; got {version}. Make the tokens anew")
+        whole = type(tokens.count) is int and type(tokens.split) is int
+        if tokens.kind not in _KINDS or not whole or not 0 <= tokens.split <= tokens.count:
+            raise ValueError(f"{facts} must say how many tokens there are and of what kind; it is damaged")
         wanted = tokens.count * np.dtype(tokens.kind).itemsize
         if (folder / _NUMBERS).stat().st_size != wanted:
             raise ValueError(f"{folder / _NUMBERS} must have {wanted} bytes; it has been changed. Make the tokens anew")

@@ -29,12 +29,18 @@ from innerloop.nn.sequences import readable
 __all__ = ["CausalOutput", "InnerloopConfig", "InnerloopForCausalLM", "StateCache"]
 
 
+_THEIRS = {"hidden_size": "width", "num_hidden_layers": "depth", "num_attention_heads": "heads"}
+"""What ``transformers`` calls fields of ours."""
+_OURS = (*_THEIRS, *(field.name for field in dataclasses.fields(Config)))
+
+
 class InnerloopConfig(PretrainedConfig):
     """An ``innerloop.lm.Config`` as ``config.json`` holds it.
 
     Args:
         innerloop: The fields, as ``Config.to_dict`` returns them; the smallest model if None.
-        kwargs: What all configurations of ``transformers`` take.
+        kwargs: What all configurations of ``transformers`` take; and fields by name, ours (``width``) or theirs
+            (``hidden_size``), which go before those of ``innerloop``, as they do when they are set later.
 
     Raises:
         ValueError: If a field is wrong.
@@ -51,20 +57,52 @@ class InnerloopConfig(PretrainedConfig):
 
     def __init__(self, innerloop: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Keep the fields, once they make a configuration."""
-        fields = Config(vocab_size=1, width=4).to_dict() if innerloop is None else dict(innerloop)
-        config = Config.from_dict(fields | {name: kwargs.pop(name) for name in ("vocab_size",) if name in kwargs})
-        self.innerloop = config.to_dict()
-        self.vocab_size, self.hidden_size = config.vocab_size, config.width
-        self.num_hidden_layers, self.num_attention_heads = len(config.layers), config.heads
+        config = Config(vocab_size=1, width=4) if innerloop is None else Config.from_dict(innerloop)
+        changed = {name: kwargs.pop(name) for name in _OURS if name in kwargs}
+        self.innerloop = _changed(config, changed).to_dict()
         self.use_cache = kwargs.pop("use_cache", True)
-        for derived in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
-            kwargs.pop(derived, None)
         kwargs["tie_word_embeddings"] = False  # a tied head has no parameter of its own
         super().__init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:  # ruff: ignore[any-type] - as theirs
+        """Return the configuration; fields of ours among ``kwargs`` are changed together, for one may need another."""
+        changed = {name: kwargs.pop(name) for name in _OURS if name in kwargs}
+        return super().from_dict({**config_dict, **changed}, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:  # ruff: ignore[any-type] - whatever is set
+        """Set an attribute; fields of the model by any of their names, so that they say what is built."""
+        if name != "innerloop" and name not in _OURS:
+            super().__setattr__(name, value)
+            return
+        config = Config.from_dict(value) if name == "innerloop" else _changed(self.model(), {name: value})
+        for key, said in {"innerloop": config.to_dict(), **_said(config)}.items():
+            super().__setattr__(key, said)
+
+    def __getattr__(self, name: str) -> Any:  # ruff: ignore[any-type] - a field
+        """Return a field by our name."""
+        if name in _OURS and "innerloop" in self.__dict__:
+            return self.innerloop[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name}")
 
     def model(self) -> Config:
         """Return the configuration of the model itself."""
         return Config.from_dict(self.innerloop)
+
+
+def _said(config: Config) -> dict[str, int]:
+    """Return what ``transformers`` reads of a configuration, by its names."""
+    return {
+        "vocab_size": config.vocab_size, "hidden_size": config.width, "num_hidden_layers": len(config.layers),
+        "num_attention_heads": config.heads,
+    }  # fmt: skip
+
+
+def _changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return a configuration with other values of fields, by their names or ours."""
+    said = _said(config)
+    given = {_THEIRS.get(name, name): x for name, x in values.items() if name not in said or x != said[name]}
+    return dataclasses.replace(config, **given)
 
 
 class StateCache:
@@ -187,6 +225,7 @@ class InnerloopForCausalLM(PreTrainedModel, GenerationMixin):
         cu_seqlens: Tensor | None = None,
         num_items_in_batch: int | Tensor | None = None,
         return_dict: bool | None = None,
+        output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalOutput | tuple[Any, ...]:
         """Run the model as ``transformers`` does.
@@ -201,17 +240,21 @@ class InnerloopForCausalLM(PreTrainedModel, GenerationMixin):
             cu_seqlens: Bounds of packed sequences in one row, ``[N+1]``.
             num_items_in_batch: What to divide the sum of the losses by, instead of taking the mean.
             return_dict: False for a tuple.
+            output_hidden_states: Whether to return what each block reads, and last what the head reads; as the
+                configuration says if None.
             kwargs: What ``transformers`` says beside; of it ``position_ids`` that start anew within a row pack
                 sequences.
 
         Returns:
             The loss, if there are labels; the logits, but not of a training step with labels, which never holds them;
-            the cache.
+            the cache; the hidden states, if they were asked for, one more than there are layers.
 
         Raises:
             TypeError: If the cache is no StateCache.
-            ValueError: If a shape disagrees, or embeddings are given.
+            ValueError: If a shape disagrees, embeddings are given, or attention's weights are asked for.
         """
+        if kwargs.get("output_attentions"):
+            raise ValueError("output_attentions must be False; these layers return no weights of attention")
         if kwargs.get("inputs_embeds") is not None:
             raise ValueError("input_ids must be given; inputs_embeds are not taken")
         cache = _checked_cache(cache, kwargs.get("past_key_values"))
@@ -221,7 +264,10 @@ class InnerloopForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask = attention_mask[:, -input_ids.shape[1] :]
         state = None if cache is None else cache.state
         where = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens}
-        x, state = self.model.hidden(input_ids, state, **where)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        streams: list[Tensor] | None = [] if output_hidden_states else None
+        x, state = self.model.hidden(input_ids, state, streams=streams, **where)
         loss = None if labels is None else self._loss(x, labels, num_items_in_batch, **where)
         if use_cache is None:
             use_cache = cache is not None or (self.config.use_cache and not self.training)
@@ -232,7 +278,8 @@ class InnerloopForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is None or not self.training:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.model.logits(x[:, kept])
-        out = CausalOutput(loss=loss, logits=logits, cache=cache if use_cache else None)
+        hidden = None if streams is None else tuple(streams)
+        out = CausalOutput(loss=loss, logits=logits, cache=cache if use_cache else None, hidden_states=hidden)
         returns = self.config.return_dict if return_dict is None else return_dict
         return out if returns else out.to_tuple()
 
@@ -264,7 +311,8 @@ class InnerloopForCausalLM(PreTrainedModel, GenerationMixin):
                 raise ValueError(f"input_ids must go beyond the {cache.length} tokens that the cache has seen; "
                                  f"got {total} in all, {input_ids.shape[1]} of them given")  # fmt: skip
             input_ids = input_ids[:, -new:]
-        kept = {name: kwargs[name] for name in ("use_cache", "logits_to_keep", "return_dict") if name in kwargs}
+        passed = ("use_cache", "logits_to_keep", "return_dict", "output_hidden_states", "output_attentions")
+        kept = {name: kwargs[name] for name in passed if name in kwargs}
         return {"input_ids": input_ids.contiguous(), "attention_mask": attention_mask, "cache": cache, **kept}
 
     def _update_model_kwargs_for_generation(
@@ -310,7 +358,6 @@ class InnerloopForCausalLM(PreTrainedModel, GenerationMixin):
         self.model.embedding.num_embeddings, self.model.embedding.weight = count, value.weight
         self.model.config = dataclasses.replace(self.model.config, vocab_size=count)
         self.config.innerloop = self.model.config.to_dict()
-        self.config.vocab_size = count
 
     def set_output_embeddings(self, value: nn.Linear) -> None:
         """Take the weights of another head."""

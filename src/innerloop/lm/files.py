@@ -12,7 +12,7 @@ from torch import Tensor
 
 from innerloop import states
 from innerloop.files import write_text
-from innerloop.lm.config import Config
+from innerloop.lm.config import VERSION, Config
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -39,6 +39,9 @@ def read_model(folder: str | os.PathLike[str]) -> tuple[Config, dict[str, Tensor
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} must be a folder that LanguageModel.save wrote; there is none")
     fields = read_config(folder / CONFIG)
+    if fields.get("version") != VERSION:
+        raise ValueError(f"{folder / CONFIG} must have version {VERSION}; got {fields.get('version')}. "
+                         "Load it with the release of innerloop that wrote it")  # fmt: skip
     metadata, weights = _read_weights(folder)
     if "innerloop" in metadata:
         # A run that ended between the two files left the newer configuration beside the older weights.

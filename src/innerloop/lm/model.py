@@ -162,8 +162,12 @@ class LanguageModel(nn.Module):
         *,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        streams: list[Tensor] | None = None,
     ) -> tuple[Tensor, State]:
-        """Return what the head reads, ``[B, T, D]``, and the state; arguments and errors as in ``forward``."""
+        """Return what the head reads, ``[B, T, D]``, and the state; arguments and errors as in ``forward``.
+
+        To ``streams`` is added what each block reads, and last what the head reads.
+        """
         tokens = self._checked(tokens, attention_mask)
         self._check_state(state)
         if attention_mask is not None and readable(attention_mask) and bool(attention_mask.all()):
@@ -172,10 +176,15 @@ class LanguageModel(nn.Module):
         value, after = None, []
         saves = self.checkpointing and self.training and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks):
+            if streams is not None:
+                streams.append(x)
             args = (x, None if state is None else state.layers[i], attention_mask, cu_seqlens, value)
             x, layer, value = checkpoint(block, *args, use_reentrant=False) if saves else block(*args)
             after.append(layer)
-        return self.norm(x), State(tuple(after))
+        x = self.norm(x)
+        if streams is not None:
+            streams.append(x)
+        return x, State(tuple(after))
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits, ``[..., vocab_size]``, of what the head reads, ``[..., D]``."""

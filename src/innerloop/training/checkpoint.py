@@ -22,6 +22,7 @@ VERSION = 1
 """Of the folders that :meth:`Checkpoint.write` makes; :meth:`Checkpoint.read` takes no other."""
 TOKENIZER = "tokenizer.json"
 _FORMAT = "innerloop checkpoint"
+_TRIES = 100  # of reading a checkpoint while a run puts newer ones in its place
 _MOMENTS, _PROGRESS = "optimizer.safetensors", "progress.json"
 _NAME = re.compile(r"step-(\d{8,})")
 
@@ -81,7 +82,7 @@ class Checkpoint:
             OSError: If a file is missing.
         """
         facts = _facts(path / _PROGRESS)
-        saved = LanguageModel.load(path)
+        saved = _loaded(path)
         if saved.config != learner.model.config:
             raise ValueError(f"{path} must hold the run's model; its configuration is another")
         metadata, moments = states.read(path / _MOMENTS)
@@ -139,17 +140,37 @@ def load_model(folder: str | os.PathLike[str]) -> tuple[LanguageModel, Tokenizer
         The model, in evaluation mode, and the tokenizer.
 
     Raises:
-        ValueError: If there is no model, or it is damaged or of another version.
+        ValueError: If there is no model, or it is damaged, of another version, or has weights that are not finite.
         OSError: If a file is missing.
         RuntimeError: If the tokenizer needs a package that is missing.
     """
-    path = find(folder)
+    for _ in range(_TRIES):
+        path = find(folder)
+        try:
+            return _read(path)
+        except (OSError, ValueError):
+            if find(folder) == path:  # nobody has put a newer one in its place meanwhile
+                raise
+    raise ValueError(f"{folder} is trained so fast that its checkpoints cannot be read; name a copy of one")
+
+
+def _read(path: Path) -> tuple[LanguageModel, Tokenizer]:
     tokenizer = load_tokenizer(path / TOKENIZER)
-    model = LanguageModel.load(path).eval()
+    model = _loaded(path).eval()
     if len(tokenizer) != model.config.vocab_size:
         raise ValueError(f"the tokenizer in {path} must have vocab_size={model.config.vocab_size} ids; "
                          f"got {len(tokenizer)}")  # fmt: skip
     return model, tokenizer
+
+
+def _loaded(path: Path) -> LanguageModel:
+    """Return the model in a folder; ValueError if one of its weights is not finite."""
+    model = LanguageModel.load(path)
+    odd = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
+    if odd:
+        more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        raise ValueError(f"the weights in {path} must be finite; {odd[0]}{more} holds NaN or infinity")
+    return model
 
 
 def _all(folder: Path) -> list[Path]:
@@ -169,6 +190,7 @@ def _facts(path: Path) -> dict[str, Any]:
     if version != VERSION:
         raise ValueError(f"{path} must have version {VERSION}; got {version}. "
                          "Resume with the release of innerloop that wrote it")  # fmt: skip
-    if not isinstance(step, int) or not isinstance(progress, dict):
+    named = _NAME.fullmatch(path.parent.name)
+    if type(step) is not int or not isinstance(progress, dict) or (named and step != int(named[1])):
         raise ValueError(f"{path} must say at which step it is; it is damaged")
     return {"step": step, "progress": progress}

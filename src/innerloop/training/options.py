@@ -72,6 +72,8 @@ class TrainingOptions:
                 check_least(name, getattr(self, name), 1)
         for name in ("weight_decay", "clip", "seed"):
             check_least(name, getattr(self, name), 0)
+        if self.seed >= 1 << 64:
+            raise ValueError(f"seed must be below 2^64, what torch's generator takes; got {self.seed}")
         if not 0 < self.rate < math.inf:
             raise ValueError(f"rate must be finite and above 0; got {self.rate}")
         if not 0 <= self.final_rate <= 1:

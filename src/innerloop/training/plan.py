@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from innerloop.lm import Config
+from innerloop.threads import MOST
 from innerloop.training.options import TrainingOptions
 
 TokenizerKind = Literal["bytes", "pairs"]
@@ -46,8 +47,8 @@ class Plan:
             raise ValueError(f"purpose must be one of {', '.join(get_args(Purpose))}; got {self.purpose!r}")
         if self.threads is None:
             object.__setattr__(self, "threads", torch.get_num_threads())
-        if not isinstance(self.threads, int) or self.threads < 1:
-            raise ValueError(f"threads must be a whole number of at least 1; got {self.threads!r}")
+        if not isinstance(self.threads, int) or not 1 <= self.threads <= MOST:
+            raise ValueError(f"threads must be a whole number of at least 1 and at most {MOST}; got {self.threads!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, as JSON can hold them."""

@@ -31,6 +31,7 @@ VERSION = 1
 """Of the folders that :meth:`Run.prepare` makes; :meth:`Run.open` takes no other."""
 _FORMAT = "innerloop run"
 _FACTS, _TOKENS, _LOCK = "run.json", "tokens", ".lock"
+_ORDER = (_TOKENS, TOKENIZER, _FACTS)  # without the last one it is no run
 
 
 class Run:
@@ -47,7 +48,7 @@ class Run:
         """Make a run's folder, with the text as tokens; nothing is left of it if that fails.
 
         Args:
-            folder: To be made; it may be there and empty.
+            folder: To be made; it may be there and empty, and is filled in its place then.
             plan: What is to be trained.
             progress: Called with the fraction of the text that is encoded.
 
@@ -61,15 +62,11 @@ class Run:
             OSError: If a file cannot be read or written.
         """
         folder = Path(os.path.realpath(folder))
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and not (folder.is_dir() and files.unfilled(folder, _ORDER)):
             raise FileExistsError(f"{folder} must be empty or not exist yet; it holds something")
         if plan.board:
             check_board()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder.exists():
-            folder.rmdir()
-        files.remove_leftovers(folder.parent, folder.name)
-        with files.new_folder(folder) as partial:
+        with _made(folder) as partial:
             tokenizer = _learned(plan)
             tokens = write_tokens(
                 partial / _TOKENS, plan.place, tokenizer, column=plan.column, validation=plan.validation,
@@ -134,6 +131,19 @@ class Run:
         """Of the newest checkpoint, 0 if there is none."""
         found = newest(self.folder)
         return 0 if found is None else int(found.name.partition("-")[2])
+
+
+@contextlib.contextmanager
+def _made(folder: Path) -> Generator[Path, None, None]:
+    """Lend what becomes the run's folder, or fills the empty one that is there; a failure leaves all as it was."""
+    if folder.exists():
+        with files.filled_folder(folder, _ORDER) as partial:
+            yield partial
+        return
+    with files.folders_above(folder):
+        files.remove_leftovers(folder.parent, folder.name)
+        with files.new_folder(folder) as partial:
+            yield partial
 
 
 @contextlib.contextmanager

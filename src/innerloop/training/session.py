@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
+from innerloop.checks import check_field, check_least
 from innerloop.data import Tokenizer, Tokens
 from innerloop.lm import LanguageModel
 from innerloop.training.checkpoint import Checkpoint, newest
@@ -58,6 +59,18 @@ class Counts:
     validation: int | None = None
     """Bytes of the log of validation."""
 
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Counts:
+        """Return what ``asdict`` made this of; TypeError or ValueError if it did not."""
+        wanted = {field.name: field.type for field in fields(cls)}
+        if odd := sorted(wanted.keys() ^ values.keys()):
+            raise ValueError(f"{odd[0]} {'is missing' if odd[0] in wanted else 'is one too many'}")
+        for name, value in values.items():
+            check_field(name, wanted[name], value)
+            if value is not None:
+                check_least(name, value, 0)
+        return cls(**values)
+
 
 class Session:
     """What one process does of a run: it starts where the newest checkpoint is."""
@@ -69,13 +82,13 @@ class Session:
         torch.manual_seed(self.options.seed)
         self.learner = Learner(LanguageModel(plan.config), self.options)
         found = newest(folder)
-        checkpoint = Checkpoint.now(0, {}) if found is None else Checkpoint.read(found, self.learner)
+        checkpoint = Checkpoint.now(0, asdict(Counts())) if found is None else Checkpoint.read(found, self.learner)
         torch.set_rng_state(checkpoint.random)
         self.step = checkpoint.step
         try:
-            self.counts = Counts(**checkpoint.progress)
-        except TypeError:
-            raise ValueError(f"{found} must say what it has counted; it is damaged") from None
+            self.counts = Counts.of(checkpoint.progress)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{found} must say what it has counted; it is damaged: {error}") from None
         self.log = Log(folder / "log.csv", _UPDATES, self.counts.log)
         self.validation_log = Log(folder / "validation.csv", _VALIDATION, self.counts.validation)
         self.board = Board(folder / "tensorboard", self.step, wanted=plan.board)
