@@ -29,7 +29,6 @@ __all__ = ["VERSION", "clone", "crop", "detach", "load", "nbytes", "reorder", "s
 VERSION = 1
 """Of the files that ``save`` writes; ``load`` reads no other."""
 _FORMAT = "innerloop state"
-_OWN = ", which has methods of its own for this: state.save(path), state.select(rows)"
 
 
 def clone(state: State) -> State:
@@ -196,18 +195,15 @@ def crop(rule: str | Rule | NetworkRule, state: State, length: int | Tensor) -> 
         raise ValueError(f"{rule.name} cannot forget single tokens; keep a clone to go back to")
     named = _checked(rule, state)
     (counts,) = (name for name, axes in rule.states.items() if not axes)
-    if not isinstance(length, int | Tensor):
-        raise TypeError(f"length must be a whole number, or N of them; got {type(length).__name__}")
-    kept = torch.as_tensor(length, device=named[counts].device)
-    if kept.is_floating_point() or kept.is_complex() or kept.dtype == torch.bool:
-        raise TypeError(f"length must be a whole number, or N of them; got {length!r}")
-    if kept.ndim and kept.shape != named[counts].shape:
-        raise ValueError(
-            f"length must be one number or have shape [N={named[counts].shape[0]}]; got {list(kept.shape)}"
-        )
-    kept = kept.expand_as(named[counts]).to(named[counts].dtype).clone()
-    if kept.numel() and bool((kept < 0).any() | (kept > named[counts]).any()):
-        raise ValueError(f"length must lie between 0 and what each row holds, {named[counts].tolist()[:8]}; "
+    kept = torch.as_tensor(length, device=named[counts].device) if isinstance(length, int | Tensor) else None
+    if kept is None or kept.is_floating_point() or kept.is_complex() or kept.dtype == torch.bool:
+        raise TypeError(f"length must be a whole number, or N of them; got {length!r:.60}")
+    held = named[counts]
+    if kept.ndim and kept.shape != held.shape:
+        raise ValueError(f"length must be one number or have shape [N={held.shape[0]}]; got {list(kept.shape)}")
+    kept = kept.expand_as(held).to(held.dtype).clone()
+    if kept.numel() and bool((kept < 0).any() | (kept > held).any()):
+        raise ValueError(f"length must lie between 0 and what each row holds, {held.tolist()[:8]}; "
                          f"got {kept.tolist()[:8]}")  # fmt: skip
     room = int(kept.max()) if kept.numel() else 0
     named[counts] = kept
@@ -348,8 +344,7 @@ def _checked(rule: Rule, state: State) -> dict[str, Tensor]:
     given = tuple(state) if rule.state_type is not None and isinstance(state, tuple) else (state,)
     if len(given) != len(names) or not all(isinstance(x, Tensor) for x in given):
         wanted = f"{rule.state_type.__name__}({', '.join(names)})" if rule.state_type else "a tensor"
-        raise TypeError(f"the state of {rule.name} must be {wanted}; got {type(state).__name__}"
-                        f"{_OWN if hasattr(state, 'position') else ''}")  # fmt: skip
+        raise TypeError(f"the state of {rule.name} must be {wanted}; got {_kind(state)}")
     sizes: dict[str, int] = {}
     for (name, axes), tensor in zip(rule.states.items(), given, strict=True):
         if tensor.is_floating_point() != bool(axes):
@@ -383,12 +378,16 @@ def _checked_rows(first: Tensor, rows: Tensor | Sequence[int], name: str) -> Ten
     return index.long()
 
 
+def _kind(state: object) -> str:
+    own = ", which has methods of its own: state.save(path), state.select(rows)" if hasattr(state, "windows") else ""
+    return type(state).__name__ + own
+
+
 def _tensors(state: State) -> tuple[Tensor, ...]:
     if state is None or isinstance(state, Tensor):
         return () if state is None else (state,)
     if not isinstance(state, tuple):
-        raise TypeError(f"state must be a tensor, a NamedTuple of tensors, or None; got {type(state).__name__}"
-                        f"{_OWN if hasattr(state, 'position') else ''}")  # fmt: skip
+        raise TypeError(f"state must be a tensor, a NamedTuple of tensors, or None; got {_kind(state)}")
     if all(isinstance(x, Tensor) for x in state):
         return state
     return tuple(x for part in state for x in _tensors(part))

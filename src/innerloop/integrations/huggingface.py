@@ -24,7 +24,7 @@ from innerloop.lm import Config, LanguageModel, State
 from innerloop.lm.files import MODEL_TYPE
 from innerloop.lm.loss import IGNORED
 from innerloop.nn.gates import Wide
-from innerloop.nn.sequences import readable
+from innerloop.shapes import readable
 
 __all__ = ["CausalOutput", "InnerloopConfig", "InnerloopForCausalLM", "StateCache"]
 

@@ -24,7 +24,7 @@ from innerloop.nn.gates import Wide
 from innerloop.nn.layer import check_mask, reset_children
 from innerloop.nn.norms import RMSNorm
 from innerloop.nn.projections import Projection
-from innerloop.nn.sequences import readable
+from innerloop.shapes import readable
 
 
 class LanguageModel(nn.Module):
