@@ -86,7 +86,7 @@ def call(
     room = _room(rule, initial_state, cu_seqlens) if rule.grows and cu_seqlens is not None else 0
     options = Options(cu_seqlens, float(scale), use_qk_l2norm_in_kernel, size, constants, room, served)
     if key is not None and served and native is not None and is_plain(args):
-        records = torch.is_grad_enabled() and _C._any_requires_grad(*args)
+        records = _records(args)
         inputs = _inputs(rule, native, q, k, v, gates, initial_state)
         held = native.as_read(inputs, None)
         direct = all(x is y for x, y in zip(held, inputs, strict=False))
@@ -96,6 +96,10 @@ def call(
     run = rule.recurrent if chosen == "recurrent" and not served else rule.chunk
     out, state = run(q, k, v, state=initial_state, options=options, **gates)
     return out, state if output_final_state else None
+
+
+def _records(args: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and _C._any_requires_grad(*args)
 
 
 def _room(rule: Rule, state: State, cu_seqlens: Tensor) -> int:
@@ -208,8 +212,7 @@ def step(
         scale = rule.default_scale(q.shape[-1])
     gates = rule.complete(gates, v)
     if serves(rule, q, "auto", None):
-        recording = torch.is_grad_enabled() and _C._any_requires_grad(*args)
-        if key is not None and native is not None and is_plain(args) and not recording:
+        if key is not None and native is not None and is_plain(args) and not _records(args):
             states = rule.state_tensors(state)
             call = native.prepare_token(q, k, v, gates, states, float(scale), use_qk_l2norm_in_kernel)
             _READY_STEPS[rule] = key, alike([x for x in args if x is not None]), call
@@ -285,7 +288,7 @@ def plan(
     native = rule.family.native if serves(rule, q, form, backend) and rule.family is not None else None
     if native is not None:
         args = (q, k, v, *gates.values(), *rule.state_tensors(state))
-        records = torch.is_grad_enabled() and _C._any_requires_grad(*args)
+        records = _records(args)
         # Of rules with several writes a token, these are what a sequence has.
         size = native.chunk_size(size, v.shape[1:-2].numel(), q.shape[-1], v.shape[-1], records)
     if form != "auto":

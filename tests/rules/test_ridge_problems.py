@@ -215,7 +215,7 @@ def test_mesa_forms_no_covariance_of_a_token():
     call = draw_call("mesa", B=1, T=128, H=1, G=1, K=32, V=8)
     operator = rules.mesa.MESA
     gates = call.rule.complete(call.gates, call.v).values()
-    rest = (None, None, None, 1.0, False, 16, (4.0,), False)
+    rest = (None, None, None, 1.0, False, 16, (4.0,), 0, False)
     with Largest() as forward:
         operator._forward(call.q, call.k, call.v, *gates, *rest)
     with Largest() as backward:

@@ -54,8 +54,8 @@ MUTANTS = (
     Mutant(
         "a crop beyond the end is let pass",
         STATES,
-        "(kept < 0).any() | (kept > named[counts]).any()",
-        "(kept < 0).any() | (kept > named[counts].max()).any()",
+        "(kept < 0).any() | (kept > held).any()",
+        "(kept < 0).any() | (kept > held.max()).any()",
         CROP,
     ),
     Mutant(

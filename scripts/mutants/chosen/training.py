@@ -20,8 +20,8 @@ MUTANTS = (
     Mutant(
         "a line's mean forgets what came before the stop",
         SESSION,
-        "            self.counts = Counts(**checkpoint.progress)\n",
-        "            self.counts = Counts(**{**checkpoint.progress, 'loss': 0.0})\n",
+        "            self.counts = Counts.of(checkpoint.progress)\n",
+        "            self.counts = Counts.of({**checkpoint.progress, 'loss': 0.0})\n",
         STOPPED,
     ),
     Mutant(
