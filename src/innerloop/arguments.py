@@ -11,12 +11,13 @@ class WrongTypeError(TypeError, ValueError):
     """An argument of another type than it must have, which is a bad value too: either way of catching it is right."""
 
 
-def check_count(name: str, value: object) -> None:
-    """Raise unless ``value`` is a whole number above 0."""
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Raise unless ``value`` is a whole number of at least ``least``."""
+    wanted = "a whole number above 0" if least == 1 else f"a whole number of at least {least}"
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise WrongTypeError(f"{name} must be a whole number above 0; got {value!r:.40}")
-    if value < 1:
-        raise ValueError(f"{name} must be a whole number above 0; got {value}")
+        raise WrongTypeError(f"{name} must be {wanted}; got {value!r:.40}")
+    if value < least:
+        raise ValueError(f"{name} must be {wanted}; got {value}")
 
 
 def check_positive(name: str, value: object) -> None:

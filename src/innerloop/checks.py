@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import chain, combinations, pairwise
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -191,6 +191,8 @@ def check_overwrite(rule: Rule, inputs: Sequence[Tensor | None], state: State, o
     states = rule.state_tensors(state)
     if torch.is_grad_enabled() and _C._any_requires_grad(*inputs, *states):
         raise ValueError("overwrite_state must be False where a gradient is recorded; got True. Use torch.no_grad().")
+    if any(x is y for x, y in combinations(states, 2)):
+        raise ValueError(f"overwrite_state wants a tensor each for {', '.join(rule.states)}; got one twice. Clone it.")
     wide = compute_dtype(inputs[0].dtype)  # pyright: ignore[reportOptionalMemberAccess]
     for x in states:
         if not x.is_contiguous() or (x.dtype is not wide and x.is_floating_point()) or x.is_neg():

@@ -54,7 +54,8 @@ def test_only_what_is_alike_is_so(way):
 def test_tensors_given_twice_are_alike_too(way):
     x = torch.randn(2, 3)
     same = alike.alike([x, x])
-    assert same(x, x) and same(x, x.clone()) and not same(x, x[:1])
+    assert same(x, x) and same(*[x.clone()] * 2) and not same(x, x.clone()) and not same(*[x[:1]] * 2)
+    assert not alike.alike([x, x.clone()])(x, x)
 
 
 def test_no_tensor_is_kept_alive(way):
@@ -95,6 +96,29 @@ def test_calls_that_differ_in_one_property_take_turns_and_stay_right(name, way):
                 assert_close(gradients(call, result), slopes, call.v.dtype, "gradients")
             with torch.no_grad():
                 assert not call.run()[0].requires_grad, "a call like the last one but for the mode"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_overwritten_state_is_known_to_have_changed(again):
+    for _ in range(1 + again):  # the second step is like the first
+        call = draw_call("delta_rule", T=1, state=True)
+        q, k, v, beta = (x[:, 0] for x in (call.q, call.k, call.v, call.gates["beta"]))
+        weight = torch.ones_like(call.state).requires_grad_()
+        y = (call.state * weight).sum()
+        with torch.no_grad():
+            ops.step("delta_rule", q, k, v, beta=beta, state=call.state, overwrite_state=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+
+
+def test_two_states_in_one_tensor_are_not_overwritten(way):
+    call = draw_call("momentum_delta_rule", T=1, state=True)
+    q, k, v, *gates = (x[:, 0] for x in (call.q, call.k, call.v, *call.gates.values()))
+    named = dict(zip(call.gates, gates, strict=True))
+    ops.step(call.rule, q, k, v, state=call.map(lambda _, x: x.clone()).state, overwrite_state=True, **named)
+    with pytest.raises(ValueError, match="a tensor each for S, U; got one twice"):
+        twice = type(call.state)(call.state[0], call.state[0])
+        ops.step(call.rule, q, k, v, state=twice, overwrite_state=True, **named)
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing() or "present")

@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from innerloop import nn, ops
 from innerloop.nn import LayerState
-from innerloop.recipe import MLP, Exact, GradientStep, ImplicitStep, LinearMap, Recipe, Uniform, Window
+from innerloop.recipe import MLP, ChannelDecay, Exact, GradientStep, ImplicitStep, LinearMap, Recipe, Uniform, Window
 from innerloop.testing import error
 
 
@@ -363,6 +363,12 @@ def test_a_stream_of_a_hundred_thousand_tokens_stays_exact_in_constant_memory(ki
         (lambda: nn.Hope(16, 2, mini_batch=1.5), "mini_batch must be a whole number"),
         (lambda: nn.Hope(16, 2, taps=1.5), "taps must be a whole number"),
         (lambda: nn.Hope(16, 2, taps=-1), "taps must be a whole number"),
+        (lambda: nn.TTT(16, 2, output_gate="no"), "output_gate must be True or False"),
+        (lambda: nn.Titans(16, 2, window=-1), "window must be a whole number above 0"),
+        (lambda: nn.Titans(16, 2, persistent=-1), "persistent must be a whole number of at least 0"),
+        (lambda: nn.Titans(16, 2, variant="mac", taps=-1), "taps must be a whole number of at least 0"),
+        (lambda: nn.Titans(16, 2, momentum_max=None), r"momentum_max must lie in \[0, 1\); got None"),
+        (lambda: nn.DeltaNet(16, 2, taps="a"), "taps must be a whole number of at least 0; got 'a'"),
         (lambda: nn.CMS(16, 1.5), "periods must be whole numbers"),
         (lambda: nn.CMS(16, normalize_step=1), "normalize_step must be True or False"),
     ],
@@ -370,3 +376,9 @@ def test_a_stream_of_a_hundred_thousand_tokens_stays_exact_in_constant_memory(ki
 def test_options_that_mean_nothing_are_refused_where_they_are_given(make, why):
     with pytest.raises(ValueError, match=why):
         make()
+
+
+def test_a_recipe_with_a_decay_by_channel_has_its_channel_where_there_is_one():
+    layer = nn.RecipeLayer(4, Recipe(ChannelDecay(), LinearMap(), ImplicitStep(strength=1.0)), heads=4)
+    y, _ = layer(torch.randn(1, 3, 4))
+    assert y.shape == (1, 3, 4)

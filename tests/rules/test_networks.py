@@ -351,6 +351,24 @@ def test_cms_is_its_definition(variant):
             assert_close(x, y, DOUBLE, "gradients", name)
 
 
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_a_gradient_from_outside_has_the_derivatives_of_the_one_from_targets(activation):
+    call = draw_network_call("cms", "odd", T=4)
+    x, target, rate = (call.tokens[name] for name in ("x", "target", "rate"))
+    x, rate = x.detach().requires_grad_(), rate[:, :, :1].detach().requires_grad_()
+    weights = tuple(w.detach().requires_grad_() for w in call.shared["weights"][0])
+    settings = {"weights": (weights,), "periods": (4,), "activation": activation, "rate": rate}
+    _, wanted = ops.cms(x, target=target[:, :, :1], output_final_state=True, **settings)
+    y, pending = ops.cms(x, target=None, output_final_state=True, **settings)
+    got = ops.cms_update(pending, y - target[:, :, 0])  # what the targets of the only level stand for
+    found = []
+    for state in (got, wanted):
+        loss = sum(w.square().sum() for w in state.weights[0])
+        found.append((loss, *torch.autograd.grad(loss, (x, rate, *weights))))
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs, DOUBLE, "gradients")
+
+
 def test_a_gradient_from_outside_moves_the_levels_by_the_chain_rule():
     call = draw_network_call("cms", "odd", T=11)
     call.tokens["target"] = None

@@ -92,6 +92,11 @@ def near(q, k, v):
 def test_a_wide_window_is_no_window():
     q, k, v = drawn(2, 70)
     assert error(ops.softmax_attention(q, k, v, window=70)[0], ops.softmax_attention(q, k, v)[0]) <= 1e-12
+    for window, form in ((140, "chunk"), (10**20, "chunk"), (10**20, "recurrent")):
+        o, state = ops.softmax_attention(q, k, v, window=window, form=form, output_final_state=True)
+        assert error(o, ops.softmax_attention(q, k, v)[0]) <= 1e-12
+        again = ops.softmax_attention(q, k, v, window=window, form=form, initial_state=state)[0]
+        assert error(again, ops.softmax_attention(q, k, v, initial_state=state)[0]) <= 1e-12
     for window, kind in ((-1, ValueError), (2.5, ValueError), ("3", TypeError), (float("nan"), ValueError)):
         with pytest.raises(kind, match="window must be"):
             ops.softmax_attention(q, k, v, window=window)

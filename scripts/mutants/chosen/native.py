@@ -303,6 +303,13 @@ MUTANTS = (
         tests(KEPT, "test_no_more_than_the_limit_is_kept"),
     ),
     Mutant(
+        "an overwritten state looks as it was",
+        "kernels/native/matrix.py",
+        "        if after is states:",
+        "        if after is None:",
+        tests("kernels/test_alike.py", "test_an_overwritten_state_is_known_to_have_changed"),
+    ),
+    Mutant(
         "a call with gradients is like one without",
         "dispatch.py",
         "torch.get_num_threads(), torch.is_grad_enabled(), *options",

@@ -148,6 +148,13 @@ MUTANTS = (
         contract("cms", "chunk_equals_recurrent"),
     ),
     Mutant(
+        "cms: what waits for its gradient is flat",
+        "rules/cms.py",
+        "through_activation(torch.ones_like(z), z, level",
+        "through_activation(torch.ones_like(z), z.detach(), level",
+        tests("rules/test_networks.py", "test_a_gradient_from_outside_has_the_derivatives_of_the_one_from_targets"),
+    ),
+    Mutant(
         "cms: an open window is flushed when a call ends",
         "rules/cms.py",
         "parts, started, cu_seqlens)\n        after.append(parts)\n",

@@ -53,6 +53,8 @@ def attend(
     states = remember(k, v, past)
     heads = max(q.shape[-2], v.shape[-2])
     if window:
+        if not torch.compiler.is_compiling():  # no further back than there is anything; a compiler keeps one graph
+            window = min(window, past[0].shape[1] + q.shape[1])
         q, k, v = (align_heads(x, heads).transpose(1, 2) for x in (q, k, v))
         return _attend_near(q, k, v, _before(past, heads, window - 1), window).transpose(1, 2), states
     keys, values, lengths = states

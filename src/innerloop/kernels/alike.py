@@ -48,13 +48,16 @@ def alike(tensors: Sequence[Tensor]) -> Alike:
 
 
 def _asked(tensors: Sequence[Tensor]) -> Alike:
-    known = [_looks(x) for x in tensors]
+    known = _seen(tensors)
 
     def same(*others: Any) -> bool:
-        return is_plain(others) and all(isinstance(x, Tensor) for x in others) and [_looks(x) for x in others] == known
+        return is_plain(others) and all(isinstance(x, Tensor) for x in others) and _seen(others) == known
 
     return same
 
 
-def _looks(x: Tensor) -> tuple[Any, ...]:
-    return type(x), x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_neg()
+def _seen(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    places = {id(x): place for place, x in enumerate(tensors)}  # which of them are one
+    return [
+        (places[id(x)], type(x), x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_neg()) for x in tensors
+    ]  # fmt: skip

@@ -19,6 +19,8 @@ _TOKENS = re.compile(
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None}
 _MOST = 100_000
 """Layers that a pattern may name: more is a slip of the keyboard."""
+_DEEPEST = 50
+"""Brackets that may stand inside each other."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class _Reader:
         self.tokens = [(m.lastgroup, m[m.lastgroup or 0], m.start(m.lastgroup or 0)) for m in _TOKENS.finditer(pattern)]
         self.tokens = [token for token in self.tokens if not token[1].isspace()]
         self.tokens.append(("end", "", len(pattern)))
-        self.place = 0
+        self.place, self.depth = 0, 0
 
     def all(self) -> tuple[Entry, ...]:
         found = self.sum()
@@ -89,7 +91,8 @@ class _Reader:
         if self.kind != "number":
             return self.atom()
         text = self.word
-        if not text.isdigit() or not 1 <= int(text) <= _MOST:
+        few = text.isascii() and text.isdigit() and len(text) <= len(str(_MOST))
+        if not few or not 1 <= int(text) <= _MOST:
             self.fail(f"a whole number from 1 to {_MOST:,} before '*'")
         self.place += 1
         if not self.take("*"):
@@ -101,9 +104,13 @@ class _Reader:
 
     def atom(self) -> list[Entry]:
         if self.take("("):
+            self.depth += 1
+            if self.depth > _DEEPEST:
+                self.fail(f"at most {_DEEPEST} brackets inside each other")
             found = self.sum()
             if not self.take(")"):
                 self.fail("'+' or ')'")
+            self.depth -= 1
             return found
         if self.kind != "name":
             self.fail("a layer, a number or '('", cure=f"Layers are {', '.join((*SHORT, *KINDS))}.")
@@ -161,7 +168,7 @@ class _Reader:
         return found
 
     def fail(self, wanted: str, *, got: str = "", cure: str = "") -> NoReturn:
-        got = got or (repr(self.word) if self.kind != "end" else "the end")
+        got = got or (f"{self.word!r:.40}" if self.kind != "end" else "the end")
         pattern = self.pattern if len(self.pattern) <= 120 else f"{self.pattern[:117]}..."
         where = self.tokens[self.place][2] + 1
         raise ValueError(f"pattern {pattern!r}, character {where}: wanted {wanted}; got {got}. {cure}".rstrip())

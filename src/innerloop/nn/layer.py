@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from innerloop.algebra.convolution import own
+from innerloop.arguments import check_count
 from innerloop.checks import check_bounds, check_packing
 from innerloop.network import find
 from innerloop.nn.convolution import ShortConvolution
@@ -48,8 +49,7 @@ class Layer(nn.Module):
     def __init__(self, width: int) -> None:
         """Keep the model width; the subclass adds its modules, whose initial values are their own business."""
         super().__init__()
-        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-            raise ValueError(f"width must be a whole number above 0; got {width!r}")
+        check_count("width", width)
         self.width = width
 
     def forward(

@@ -19,7 +19,7 @@ from innerloop.nn.layer import Layer, Turn
 from innerloop.nn.norms import RMSNorm
 from innerloop.nn.projections import Projection, heads, width_of_heads
 from innerloop.nn.streams import Streams
-from innerloop.recipe import MLP, Recipe
+from innerloop.recipe import MLP, ChannelDecay, Recipe
 from innerloop.recipe.recipe import RecipeState
 from innerloop.shapes import compute_dtype
 
@@ -75,7 +75,7 @@ class RecipeLayer(Layer):
         for path in recipe.gates:
             family, _, field = path.partition(".")
             if getattr(getattr(recipe, family), field) is None:
-                channels = K if type(getattr(recipe, family)).__name__ == "ChannelDecay" else 1
+                channels = K if self._by_channel(path) else 1
                 self.gates[path.replace(".", "_")] = GateProjection(
                     width, heads * channels, start=_STARTS.get(path, 0.0)
                 )
@@ -104,8 +104,11 @@ class RecipeLayer(Layer):
                 value = heads(self.gates[name](x), self.heads)
                 field = path.partition(".")[2]
                 made = F.logsigmoid if field == "g" else F.softplus if field in ("strength", "ridge") else torch.sigmoid
-                found[path] = made(value if value.shape[-1] > 1 else value[..., 0])
+                found[path] = made(value if self._by_channel(path) else value[..., 0])
         return found
+
+    def _by_channel(self, path: str) -> bool:
+        return isinstance(getattr(self.recipe, path.partition(".")[0]), ChannelDecay)
 
     def _run(self, tokens: dict[str, Tensor], state: RecipeState | None) -> tuple[Tensor, RecipeState]:
         if state is None and self.first is not None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from innerloop import ops
 from innerloop.algebra.attention import recent
+from innerloop.arguments import check_count
 from innerloop.nn.layer import Layer, Turn
 from innerloop.nn.norms import RMSNorm
 from innerloop.nn.projections import Projection, heads, width_of_heads
@@ -67,8 +68,7 @@ class SoftmaxAttention(Layer):
         V = K if value_width is None else width_of_heads(width, heads, value_width)
         if rotary_base is not None:
             check_rotary(K)
-        if isinstance(window, bool) or not isinstance(window, int) or window < 0:
-            raise ValueError(f"window must be a whole number of at least 0; got {window!r}")
+        check_count("window", window, 0)
         self.window = window
         self.heads, self.key_heads, self.key_width, self.rotary_base = heads, key_heads, K, rotary_base
         sizes = {"query": heads * K, "key": key_heads * K, "value": key_heads * V}

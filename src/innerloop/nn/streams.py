@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from innerloop.arguments import check_count
 from innerloop.kernels.native.series import Series
 from innerloop.nn.convolution import ShortConvolution
 from innerloop.nn.layer import Turn
@@ -32,8 +33,7 @@ class Streams(nn.Module):
     ) -> None:
         """Draw the weights; ``straight`` names those without convolution and SiLU, ``taps=0`` leaves only SiLU."""
         super().__init__()
-        if taps < 0:
-            raise ValueError(f"taps must be at least 0; got {taps}")
+        check_count("taps", taps, 0)
         self.sizes, self.straight = tuple(sizes.values()), frozenset(straight)
         parts = {"joined": sum(self.sizes)} if joined else sizes
         self.maps = nn.ModuleDict({name: Projection(width, size) for name, size in parts.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -34,8 +35,8 @@ class MemoryGates(nn.Module):
         """Draw the weights."""
         super().__init__()
         check_positive("rate", rate)
-        if not 0 <= momentum_max < 1:
-            raise ValueError(f"momentum_max must lie in [0, 1); got {momentum_max}")
+        if isinstance(momentum_max, bool) or not isinstance(momentum_max, Real) or not 0 <= momentum_max < 1:
+            raise ValueError(f"momentum_max must lie in [0, 1); got {momentum_max!r}")
         self.largest, self.momentum_max = rate / mini_batch, momentum_max
         self.theta, self.eta = GateProjection(width, heads, start=0.0), GateProjection(width, heads, start=0.0)
         self.alpha = GateProjection(width, heads, start=-9.0)
@@ -113,8 +114,11 @@ class Titans(Layer):
         """Draw the weights."""
         super().__init__(width)
         check_choice("variant", variant, get_args(Variant))
-        for name, value in (("depth", depth), ("expansion", expansion), ("mini_batch", mini_batch)):
+        counts = {"depth": depth, "expansion": expansion, "mini_batch": mini_batch, "window": window}
+        for name, value in counts.items():  # what a variant has no use for must have a meaning all the same
             check_count(name, value)
+        for name, value in (("taps", taps), ("persistent", persistent)):
+            check_count(name, value, 0)
         check_flags(
             normalize_v=normalize_v, normalize_step=normalize_step, stop_gradient_writes=stop_gradient_writes
         )

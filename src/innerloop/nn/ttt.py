@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from innerloop import ops
-from innerloop.arguments import check_choice, check_count, check_positive
+from innerloop.arguments import check_choice, check_count, check_flags, check_positive
 from innerloop.nn.first_weights import FirstWeights
 from innerloop.nn.gates import GateProjection
 from innerloop.nn.layer import Layer, Turn
@@ -69,6 +69,7 @@ class TTT(Layer):
         check_rotary(K)
         check_choice("memory", memory, ("linear", "mlp"))
         check_count("expansion", expansion)
+        check_flags(output_gate=output_gate)
         self.heads, self.key_width, self.mini_batch = heads, K, mini_batch
         self.rate = (1.0 if memory == "linear" else 0.1) if rate is None else rate
         check_positive("rate", self.rate)

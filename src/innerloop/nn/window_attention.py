@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from innerloop.arguments import check_count
 from innerloop.nn.layer import Turn
 from innerloop.nn.projections import Projection, heads
 from innerloop.nn.rotary import check_rotary, frequencies_of, rotate
@@ -17,8 +18,7 @@ class Persistent(nn.Module):
     def __init__(self, count: int, heads: int, width: int) -> None:
         """Draw."""
         super().__init__()
-        if count < 0:
-            raise ValueError(f"persistent must be at least 0; got {count}")
+        check_count("persistent", count, 0)
         self.key = nn.Parameter(torch.empty(heads, count, width))
         self.value = nn.Parameter(torch.empty(heads, count, width))
         self.reset_parameters()
@@ -46,8 +46,7 @@ class WindowAttention(nn.Module):
         """Draw the weights."""
         super().__init__()
         check_rotary(key_width)
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-            raise ValueError(f"window must be a whole number above 0; got {window!r}")
+        check_count("window", window)
         self.heads, self.key_width, self.window = heads, key_width, window
         self.inputs = Projection(width, 3 * heads * key_width)
         self.persistent = Persistent(persistent, heads, key_width)

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from innerloop.algebra.mlp import ACTIVATIONS, Activation, Weights, activate, apply_mlp, layers_of
+from innerloop.algebra.mlp import ACTIVATIONS, Activation, Weights, activate, apply_mlp, layers_of, through_activation
 from innerloop.algebra.windows import add_gradients, damped, window_block
 from innerloop.arguments import check_choice, check_count, check_flags
 from innerloop.checks import Backend, Form
@@ -221,9 +221,7 @@ def _pend(h: Tensor, weights: Weights, rate: Tensor, level: _Level) -> tuple[Ten
     """Return what a gradient of the level's output turns into gradients of its weights, ``[N, H, T, .]`` each."""
     inputs = h.transpose(1, 2)
     z = inputs @ weights[0]
-    with torch.enable_grad():
-        leaf = z.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(activate(leaf, level.activation).sum(), leaf)
+    slope = through_activation(torch.ones_like(z), z, level.activation)
     period = torch.full((h.shape[0],), level.mini_batches[0], device=h.device)
     return inputs, activate(z, level.activation), slope, rate.transpose(1, 2).to(h.dtype), period
 

@@ -55,7 +55,7 @@ class SoftmaxAttention(Rule):
         place = torch.arange(keys.shape[1], device=q.device)
         beyond = place >= state.lengths[:, None]  # [B, S]
         if window:
-            beyond |= place < state.lengths[:, None] - window
+            beyond |= place < state.lengths[:, None] - min(window, keys.shape[1])
         scores = torch.einsum("bgk,bsgk->bgs", q, keys).masked_fill(beyond[:, None], -torch.inf)
         return torch.einsum("bgs,bsgv->bgv", scores.softmax(-1), values), state
 

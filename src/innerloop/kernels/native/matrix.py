@@ -194,6 +194,8 @@ class Matrices(Native):
         else:
             after = states
         call.run(*addresses((*held, *states, None, None, out, *after)))
+        if after is states:  # a graph that kept the state for its backward must see that it has changed
+            torch._C._increment_version(states)
         return out, after
 
     def written(
