@@ -281,8 +281,7 @@ def _settle(path: Path) -> None:
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Read a safetensors file: its metadata and its tensors, on the CPU; ValueError if it is damaged."""
-    with open(path, "rb"):
-        pass  # a missing file is the system's to report, before safetensors words it as damage
+    open(path, "rb").close()  # a missing file is the system's to report, before safetensors words it as damage
     try:
         with safe_open(path, framework="pt") as file:
             # A tensor of the file is a map of it, which a later writer would change or cut off.
