@@ -126,7 +126,7 @@ def test_a_row_that_is_torn_or_of_another_key_runs_again(tmp_path):
         (["BOOK", "--out", "out", "--layers", "kda", "mamba3"], "Did you mean 'mamba2'?"),
         (["BOOK", "--out", "out", "--layers", "2*"], "pattern '2*'"),
         (["BOOK", "--out", "out", "--seeds", "0"], "--seeds must be at least 1"),
-        (["BOOK", "--out", "out", "--length", "3000"], "must hold out a window of 3000 tokens"),
+        (["BOOK", "--out", "out", "--length", "3000"], "must hold out a window of 3001 tokens"),
         (["BOOK", "--out", "out", "--length", "9000"], "must have at least length + 1 = 9001 tokens"),
         (["BOOK", "--out", "BOOK"], "must be empty or not exist yet"),
     ],

@@ -139,6 +139,7 @@ WRONG = {
     "binary": (["train", "binary.bin", "--out", "run"], "binary.bin must be UTF-8 text; byte 4 is not"),
     "short": (["train", "short.txt", "--out", "run"], "data must have at least length + 1 = 257 tokens"),
     "validation": (["train", "book.txt", "--out", "run", "--validation", "nowhere"], "there is no nowhere"),
+    "scant": (["train", "book.txt", "--out", "run", "--validation", "short.txt"], "hold out a window of 257"),
     "layer": (["train", "book.txt", "--out", "run", "--pattern", "gated_delta"], "wanted the name of a layer"),
     "pattern": (["train", "book.txt", "--out", "run", "--pattern", "3*(mamba2"], "wanted '+' or ')'"),
     "heads": (["train", "book.txt", "--out", "run", "--heads", "3", "--width", "16"], "heads"),

@@ -176,9 +176,10 @@ def _check_enough(tokens: Tokens, plan: Plan) -> None:
     if tokens.training_windows(options.length, options.window_stride) < 1:
         raise ValueError(f"data must have at least length + 1 = {options.length + 1} tokens to train on; "
                          f"got {tokens.split}. Give a longer text or a smaller length")  # fmt: skip
-    if plan.purpose == "comparison" and not len(tokens.validation(options.length, 1)):
-        raise ValueError(f"data must hold out a window of {options.length} tokens; got {tokens.count - tokens.split}. "
-                         "Hold out more or take a smaller length")  # fmt: skip
+    judged = plan.purpose == "comparison" or plan.validation is not None
+    if judged and not len(tokens.validation(options.length, 1)):
+        raise ValueError(f"data must hold out a window of {options.length + 1} tokens; got "
+                         f"{tokens.count - tokens.split}. Validate on more or take a smaller length")  # fmt: skip
 
 
 def _read_plan(path: Path) -> Plan:
@@ -189,7 +190,7 @@ def _read_plan(path: Path) -> Plan:
         version, plan = stored["version"], stored["plan"]
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path} must be written by innerloop; it is damaged or something else") from None
-    if version != VERSION:
+    if version != VERSION or isinstance(version, bool):
         raise ValueError(f"{path} must have version {VERSION}; got {version}. "
                          "Resume with the release of innerloop that wrote it")  # fmt: skip
     try:
