@@ -98,7 +98,7 @@ def test_a_pattern_that_does_not_parse_says_where_in_one_line(pattern, message):
         ({"heads": 5}, ValueError, "a gated_delta_rule layer cannot be made of this configuration: heads must divide"),
         ({"pattern": 3}, TypeError, "pattern must be a string"),
         ({"pattern": "kda(tap=3)"}, ValueError, "a kda layer takes the options heads, .* taps, .*; got 'tap'"),
-        ({"pattern": "kda(taps=-1)"}, ValueError, "a kda layer cannot be made .* taps must be a whole number of at least 0; got -1"),
+        ({"pattern": "kda(taps=-1)"}, ValueError, "a kda layer cannot .* taps must be a whole number .* got -1"),
         ({"pattern": "kda(taps=word)"}, ValueError, "a kda layer cannot be made of this configuration"),
         ({"pattern": "attention(window=-1)"}, ValueError, "window must be a whole number of at least 0; got -1"),
         ({"pattern": "longhorn_diagonal(heads=2)"}, ValueError, "key_width, expand, taps; got 'heads'"),
