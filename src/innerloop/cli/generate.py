@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from innerloop.cli.errors import InputError
-from innerloop.cli.values import one_line, path, settle_threads
+from innerloop.cli.values import check_seed, one_line, path, settle_threads
 
 if TYPE_CHECKING:
     from innerloop.data import Tokenizer
@@ -42,8 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.tokens < 0:
         raise InputError(f"--tokens must be at least 0; got {arguments.tokens}")
-    if arguments.seed is not None and not 0 <= arguments.seed < 1 << 64:
-        raise InputError(f"--seed must be at least 0 and below 2^64; got {arguments.seed}")
+    check_seed(arguments)
     settle_threads()
     from innerloop.training import load_model
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from innerloop.cli.errors import InputError
-from innerloop.cli.values import filled, one_line, path, settle_threads
+from innerloop.cli.values import check_seed, filled, one_line, path, settle_threads
 
 if TYPE_CHECKING:
     from innerloop.inspect import Trace
@@ -44,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.most < 1:
         raise InputError(f"--most must be at least 1; got {arguments.most}")
-    if arguments.seed is not None and not 0 <= arguments.seed < 1 << 64:
-        raise InputError(f"--seed must be at least 0 and below 2^64; got {arguments.seed}")
+    check_seed(arguments)
     if arguments.out.exists() and not arguments.out.is_dir():
         raise InputError(f"--out must be a folder; got the file {arguments.out}. Name another")
     settle_threads()

@@ -82,6 +82,12 @@ def check_column(arguments: argparse.Namespace, *places: str | None) -> None:
         raise InputError(f"--column is for records, such as a .jsonl file's; {' and '.join(named)} has none")
 
 
+def check_seed(arguments: argparse.Namespace) -> None:
+    """Refuse a --seed that torch's generator does not take."""
+    if arguments.seed is not None and not 0 <= arguments.seed < 1 << 64:
+        raise InputError(f"--seed must be at least 0 and below 2^64; got {arguments.seed}")
+
+
 def filled(word: str) -> str:
     """Return a word that names a file or folder; an empty one would be the folder one stands in."""
     if not word:
