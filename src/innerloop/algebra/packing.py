@@ -62,10 +62,15 @@ def _together(outputs: list[Tensor], order: Tensor, total: int) -> Tensor:
 
 def _same_length(parts: Sequence[Tensor]) -> Tensor:
     """Join states over rows; those that grow with their sequence are filled up with zeros."""
-    longest = max(part.shape[1] for part in parts) if parts[0].ndim > 1 else 0
-    return torch.cat([
-        part
-        if part.ndim < 2 or part.shape[1] == longest
-        else torch.cat((part, part.new_zeros((part.shape[0], longest - part.shape[1], *part.shape[2:]))), 1)
-        for part in parts
-    ])
+    if parts[0].ndim < 2:
+        return torch.cat(list(parts))
+    longest = max(part.shape[1] for part in parts)
+    return torch.cat([with_room(part, longest) for part in parts])
+
+
+def with_room(state: Tensor, room: int) -> Tensor:
+    """Return ``[N, S, ...]`` with so many places, zeros behind those that were there."""
+    missing = room - state.shape[1]
+    if missing <= 0:
+        return state[:, :room] if missing else state
+    return torch.cat((state, state.new_zeros((state.shape[0], missing, *state.shape[2:]))), 1)

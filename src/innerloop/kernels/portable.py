@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import _C, Tensor
 
-from innerloop.algebra.packing import run_packed
+from innerloop.algebra.packing import run_packed, with_room
 from innerloop.shapes import align_heads, compute_dtype
 
 Inputs = Sequence[Any]
@@ -131,10 +131,7 @@ class Portable:
             return states
         shapes = self.state_shapes(inputs, rows, after=inputs[0].shape[1], room=room)
         return tuple(
-            torch.cat((state, state.new_zeros((rows, shape[1] - state.shape[1], *shape[2:]))), 1)
-            if len(shape) > 1 and shape[1] > state.shape[1]
-            else state[:, : shape[1]] if len(shape) > 1 else state
-            for state, shape in zip(states, shapes, strict=True)
+            with_room(state, shape[1]) if len(shape) > 1 else state for state, shape in zip(states, shapes, strict=True)
         )
 
     def state_shapes(self, inputs: Inputs, rows: int, after: int = 0, room: int = 0) -> list[tuple[int, ...]]:
