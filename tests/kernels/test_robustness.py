@@ -181,6 +181,22 @@ def test_a_row_does_not_depend_on_the_rest_of_the_batch(name):
                 assert torch.equal(alone[key], x[row : row + 1]), key
 
 
+@pytest.mark.parametrize("name", ["gated_delta_rule", "kda", "gdn2", "momentum_delta_rule"])
+def test_a_step_of_memories_beyond_the_caches_is_that_of_each_alone(name):
+    # 14 MiB of float32, which other rows are asked for than of few
+    call = draw_call(name, T=1, B=70, H=2, K=163, V=157, state=True, dtype=torch.float32)
+    rule, parts = call.rule, call.rule.state_tensors(call.state)
+    q, k, v, *gates = (x[:, 0] for x in (call.q, call.k, call.v, *call.gates.values()))
+    out, after = ops.step(name, q, k, v, state=call.state, **dict(zip(call.gates, gates, strict=True)))
+    for row in (slice(0, 1), slice(69, 70)):
+        own = rule.packed_state([x[row] for x in parts])
+        named = dict(zip(call.gates, (x[row] for x in gates), strict=True))
+        alone, last = ops.step(name, q[row], k[row], v[row], state=own, **named)
+        assert torch.equal(out[row], alone)
+        for x, y in zip(rule.state_tensors(after), rule.state_tensors(last), strict=True):
+            assert torch.equal(x[row], y)
+
+
 @pytest.mark.parametrize("name", SERVED)
 def test_a_packed_sequence_does_not_depend_on_the_others(name):
     call, options = packed(drawn(name, T=70))

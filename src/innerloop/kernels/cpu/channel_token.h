@@ -21,7 +21,7 @@ static void token(Chunk<T>& c, const Frame<T>& f, T* writes, T* read) {
   multiply(q, q, c.keep, f.wide_k);
   fill(read, T(0), 2 * f.step_v);
   const T* state = call.state ? static_cast<const T*>(call.state) + f.matrix() : nullptr;
-  if (state) ask<true>(state, f.K, f.V, x, q, asked, found);
+  if (state) ask<true>(state, f.K, f.V, f.far(), x, q, asked, found);
   for (int64_t i = 0; i < f.V && f.reads == 2; ++i) writes[i] = (z ? T(0) : writes[i]) - asked[i];
   for (int64_t i = 0; i < f.V; ++i) found[i] = T(call.scale) * (found[i] + own * writes[i] + added * value[i]);
   write_row(found, f.V, call.out, f.place(f.begin) * f.V, call.v.element);

@@ -38,8 +38,8 @@ static void momentum_token(Walk<T>& w, const Course<T>& f) {
   const T* momentum = call.momentum ? static_cast<const T*>(call.momentum) + place : nullptr;
   T *asked = x.read, *found = x.read + f.wide_v, *moved = w.out;
   fill(asked, T(0), f.wide_v), fill(found, T(0), f.wide_v), fill(moved, T(0), f.wide_v);
-  if (memory) ask<true>(memory, K, V, k, q, asked, found);
-  if (momentum) ask<false, T>(momentum, K, V, nullptr, q, nullptr, moved);
+  if (memory) ask<true>(memory, K, V, f.far(), k, q, asked, found);
+  if (momentum) ask<false, T>(momentum, K, V, f.far(), nullptr, q, nullptr, moved);
   const T theta = x.theta[0], keep = x.keep[0], eta = x.eta[0], scale = T(call.scale), own = dot(q, k, f.wide_k);
   for (int64_t i = 0; i < V; ++i) {
     const T write = theta * (w.update[i] - asked[i]);

@@ -28,6 +28,8 @@ struct Turns {
   }
 };
 
+constexpr int64_t kNear = 12 << 20;  // bytes of memories that a cache which cores share will hold
+
 // One head of one sequence.
 template <class Call>
 struct Place {
@@ -53,6 +55,8 @@ struct Place {
   int64_t key_head() const { return key_head_of(head); }
   int64_t key_head_of(int64_t of) const { return of / (call.heads / call.key_heads); }
   int64_t matrix() const { return (sequence * call.heads + head) * K * V; }
+  // Whether the memories of all heads lie farther than in the processor's caches.
+  bool far() const { return call.header.sequences * call.heads * K * V * (call.wide ? 8 : 4) > kNear; }
   int64_t chunks() const { return (end - begin + C - 1) / C; }
   int64_t written() const { return C; }  // rows that a chunk writes
   // Chunk i; before the first and behind the last there is nothing.
