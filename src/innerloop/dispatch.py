@@ -69,9 +69,9 @@ def call(
     native = _direct(rule)
     if native is not None and cu_seqlens is None and backend != "torch" and form != "recurrent" and is_open():
         args = (q, k, v, *gates.values(), *_given(rule, initial_state))
-        key = _key(args, initial_state, scale, output_final_state, use_qk_l2norm_in_kernel, chunk_size, form, backend)
+        key = _key(initial_state, scale, output_final_state, use_qk_l2norm_in_kernel, chunk_size, form, backend)
         ready = _READY.get(rule)
-        if ready is not None and ready.key == key and ready.alike(*[x for x in args if x is not None]):
+        if ready is not None and ready.key == key and ready.alike(*args):
             check_values(ready.looks, gates)
             return _again(rule, ready, q, k, v, gates, initial_state, output_final_state)
     looks = check_inputs(rule, q, k, v, gates, initial_state, cu_seqlens)
@@ -91,7 +91,7 @@ def call(
         held = native.as_read(inputs, None)
         direct = all(x is y for x, y in zip(held, inputs, strict=False))
         values = native.prepare(held, options, records)._replace(direct=direct)
-        ready = _READY[rule] = _Ready(key, alike([x for x in args if x is not None]), looks, options, values)
+        ready = _READY[rule] = _Ready(key, alike(args), looks, options, values)
         return _again(rule, ready, q, k, v, gates, initial_state, output_final_state)
     run = rule.recurrent if chosen == "recurrent" and not served else rule.chunk
     out, state = run(q, k, v, state=initial_state, options=options, **gates)
@@ -156,29 +156,33 @@ def _again(
     return out, rule.packed_state(states) if output_final_state else None
 
 
-_READY_STEPS: dict[Rule, tuple[list[Any], Alike, Values]] = {}
-"""The newest native step of each rule that passed the checks, ready for tensors of the same structure."""
+class _ReadyStep(NamedTuple):
+    """The same of one token."""
+
+    key: list[Any]
+    alike: Alike
+    values: Values
+    width: int
+    """How many of the call's tensors, from q on, are what the kernel takes; 0 where it takes others."""
 
 
-def _key(args: tuple[Any, ...], state: State, *options: object) -> list[Any]:
+_READY_STEPS: dict[Rule, _ReadyStep] = {}
+"""The newest native step of each rule."""
+
+
+def _key(state: State, *options: object) -> list[Any]:
     """Return all that two calls with tensors that are alike may differ in; types first, which compare with all."""
-    return [
-        type(state), *map(type, args), *map(type, options), torch.get_num_threads(), torch.is_grad_enabled(), *options
-    ]  # fmt: skip
+    return [type(state), *map(type, options), torch.get_num_threads(), torch.is_grad_enabled(), *options]
 
 
 def _token(
-    rule: Rule,
-    native: Native,
-    call: Values,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Gates,
-    state: State,
-    overwrite: bool,
+    rule: Rule, native: Native, ready: _ReadyStep, args: Sequence[Any], gates: Gates, state: State, overwrite: bool
 ) -> tuple[Tensor, State]:
-    out, states = native.token(call, q, k, v, gates, rule.state_tensors(state), overwrite)
+    inputs = args[: ready.width]
+    if not inputs:
+        gates = rule.complete(gates, args[2])
+        inputs = (*args[:3], *[gates.get(name) for name in native.gates])
+    out, states = native.token(ready.values, inputs, rule.state_tensors(state), overwrite)
     return out, state if overwrite and state is not None else rule.packed_state(states)
 
 
@@ -200,10 +204,10 @@ def step(
     native = _direct(rule)
     if native is not None and is_open():
         args = (q, k, v, *gates.values(), *_given(rule, state))
-        key = _key(args, state, scale, use_qk_l2norm_in_kernel, overwrite_state)
+        key = _key(state, scale, use_qk_l2norm_in_kernel, overwrite_state)
         ready = _READY_STEPS.get(rule)
-        if ready is not None and ready[0] == key and ready[1](*[x for x in args if x is not None]):
-            return _token(rule, native, ready[2], q, k, v, rule.complete(gates, v), state, overwrite_state)
+        if ready is not None and ready.key == key and ready.alike(*args):
+            return _token(rule, native, ready, args, gates, state, overwrite_state)
     check_token(rule, q, k, v, gates, state)
     if overwrite_state is not False and (overwrite_state is not True or state is not None):
         check_overwrite(rule, (q, k, v, *gates.values()), state, overwrite_state)
@@ -214,9 +218,11 @@ def step(
     if serves(rule, q, "auto", None):
         if key is not None and native is not None and is_plain(args) and not _records(args):
             states = rule.state_tensors(state)
-            call = native.prepare_token(q, k, v, gates, states, float(scale), use_qk_l2norm_in_kernel)
-            _READY_STEPS[rule] = key, alike([x for x in args if x is not None]), call
-            return _token(rule, native, call, q, k, v, gates, state, overwrite_state)
+            values = native.prepare_token(q, k, v, gates, states, float(scale), use_qk_l2norm_in_kernel)
+            straight = tuple(gates) == native.gates and type(rule).complete is Rule.complete
+            ready = _ReadyStep(key, alike(args), values, 3 + len(gates) if straight else 0)
+            _READY_STEPS[rule] = ready
+            return _token(rule, native, ready, args, gates, state, overwrite_state)
         out, after = _long_step(rule, q, k, v, gates, constants, state, float(scale), use_qk_l2norm_in_kernel)
     elif _C._is_any_autocast_enabled():
         with full_precision(q):

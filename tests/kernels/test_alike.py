@@ -51,6 +51,16 @@ def test_only_what_is_alike_is_so(way):
     assert seen == [False, False, False]
 
 
+def test_what_is_left_out_is_alike_only_to_what_is_left_out(way):
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    same = alike.alike([x, None, y, None])
+    assert same(x, None, y, None) and same(y.clone(), None, x, None)
+    for others in ((x, y, None, None), (x, None, None, y), (x, y, y, None), (x, None, y, 1.0), (x, None, 1.0, None),
+                   (x, None, y[:1], None), (None, None, x, y)):  # fmt: skip
+        assert not same(*others), others
+    assert not alike.alike([x, y])(x, None)
+
+
 def test_tensors_given_twice_are_alike_too(way):
     x = torch.randn(2, 3)
     same = alike.alike([x, x])

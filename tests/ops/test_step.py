@@ -40,6 +40,18 @@ def hold_to_the_call(name, **options):
         assert not torch.equal(plain, want[0]), options
 
 
+@pytest.mark.parametrize("name", ["retention", "mesa", "delta_product", "recursive_least_squares"])
+def test_steps_fill_in_what_is_left_out_as_a_call_does(name):
+    call = draw_call(name, T=6, state=True)
+    for gate in call.rule.gates:
+        if gate.optional:
+            whole = outcome(call.rule, call.run(form="recurrent"))
+            del call.gates[gate.name]
+            got, want = outcome(call.rule, stepped(call)), outcome(call.rule, call.run(form="recurrent"))
+            assert_close(got, want, torch.float64, what=gate.name)
+            assert not torch.equal(want["o"], whole["o"]), gate.name
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_read_no_memory_that_nobody_wrote(name):
     call = draw_call(name, T=10, dtype=torch.float32)

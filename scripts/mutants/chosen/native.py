@@ -20,6 +20,7 @@ BESIDE = tests(
     "test_what_a_call_leaves_behind_reaches_no_other test_nothing_is_read_or_written_beside_a_tensor",
 )
 HALVES = tests("kernels/test_native.py", "test_half_types_are_read_and_rounded_as_torch_does")
+ONE_TOKEN = tests("kernels/test_native.py", "test_a_step_is_the_definition_in_every_precision")
 BOUNDS = tests("kernels/test_native.py", "test_bounds_outside_of_the_row_are_refused_even_behind_the_checks")
 ALONE = tests("kernels/test_robustness.py", "test_every_gradient_alone_is_that_of_the_token_loop")
 PACKED = tests("kernels/test_robustness.py", "test_a_packed_sequence_does_not_depend_on_the_others")
@@ -99,6 +100,34 @@ MUTANTS = (
         "own = T(f.call.scale) * dot(q, k, f.wide_k)",
         "own = dot(q, k, f.wide_k)",
         STEPS,
+    ),
+    Mutant(
+        "the end of a row of the memory is not read by a step",
+        TOKEN,
+        "      found[i] += (b[0] * s[i] + b[1] * s1[i]) + (b[2] * s2[i] + b[3] * s3[i]);\n",
+        "",
+        ONE_TOKEN,
+    ),
+    Mutant(
+        "a step's second write stops short of the end of a row",
+        TOKEN,
+        "    if constexpr (Two) next += added * value[i];\n",
+        "",
+        ONE_TOKEN,
+    ),
+    Mutant(
+        "what is left out is like a tensor",
+        "kernels/alike.py",
+        "return found == places and same(",
+        "return same(",
+        tests("kernels/test_alike.py", "test_what_is_left_out_is_alike_only_to_what_is_left_out"),
+    ),
+    Mutant(
+        "a step's kernel is given a gate that the rule fills in as it was left out",
+        "dispatch.py",
+        "straight = tuple(gates) == native.gates and type(rule).complete is Rule.complete",
+        "straight = tuple(gates) == native.gates",
+        tests("ops/test_step.py", "test_steps_fill_in_what_is_left_out_as_a_call_does"),
     ),
     Mutant(
         "a decay's slope sees its own token alone",

@@ -178,16 +178,16 @@ def _loop(workload: Workload) -> Answer:
 
 
 def _decoder(name: str, answer: Answer, call: Call, workload: Workload) -> Callable[[], object]:
-    """Return one step from a state that stays, as a server's next token is one."""
+    """Return one step from a state that stays, as a server's next token is one; none of its inputs wants a gradient."""
     state = call.run()[1]
     if name == "transformers":
         given = {**call.gates, "initial_state": state, "output_final_state": True}
-        return torch.no_grad()(lambda: answer(call.q, call.k, call.v, **given))
+        return lambda: answer(call.q, call.k, call.v, **given)
     if name == "torch":
         token = replace(call, state=state)
-        return torch.no_grad()(lambda: token.run(backend="torch"))
+        return lambda: token.run(backend="torch")
     timed = {gate.name for gate in call.rule.gates if "T" in gate.axes}
     gates: dict[str, Any] = {n: x[:, 0] if n in timed else x for n, x in call.gates.items()}
     q, k, v = call.q[:, 0], call.k[:, 0], call.v[:, 0]
     native = refusal(call.rule) == "" and state is not None  # only a kernel writes a memory where it lies
-    return torch.no_grad()(lambda: ops.step(workload.rule, q, k, v, state=state, overwrite_state=native, **gates))
+    return lambda: ops.step(workload.rule, q, k, v, state=state, overwrite_state=native, **gates)

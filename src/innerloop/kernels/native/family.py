@@ -100,16 +100,10 @@ class Native(Kernel):
 
     @abstractmethod
     def token(
-        self,
-        call: Values,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        gates: dict[str, Any],
-        states: Sequence[Any],
-        overwrite: bool,
+        self, call: Values, inputs: Sequence[Any], states: Sequence[Any], overwrite: bool
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Return what the token reads, and the states after it, in the memory of those before it or not.
 
-        No gradient is recorded. States to be overwritten are contiguous and in the precision of arithmetic.
+        ``inputs`` are q, k, v and the family's gates. No gradient is recorded. States to be overwritten are contiguous
+        and in the precision of arithmetic.
         """
