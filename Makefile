@@ -59,10 +59,18 @@ bench: $(SETUP)  ## the kernels against the alternatives (ten minutes), as docs/
 	mkdir -p benchmarks/results
 	$(BIN)/innerloop bench --json benchmarks/results --page docs/benchmarks.md
 
-scoreboard: $(SETUP)  ## every layer, ten epochs, three seeds, on INNERLOOP_DATA (37 hours of one core; goes on where it stopped)
-	$(BIN)/innerloop compare $(INNERLOOP_DATA) --out benchmarks/scoreboard --seeds 3 --tokenizer pairs --vocabulary 1027 \
-		--width 128 --heads 2 --depth 2 --set feed_forward_width=256 --set tied=false --set dropout=0.3 --hold-out 0.2 \
-		--steps 490 --batch 1024 --length 32 --rate 3e-4 --train-set stride=1 --train-set part=64 \
+# Of a row. The documents' ten epochs take 37 hours of one core:
+#   make scoreboard BOARD=build/ten_epochs BUDGET="--steps 490 --batch 1024 --rate 3e-4"
+# Once it has begun, a second one with other LAYERS may run beside it; the last one without LAYERS writes the whole table.
+BUDGET ?= --steps 300 --batch 64 --rate 3e-3
+BOARD ?= build/scoreboard
+
+scoreboard: $(SETUP)  ## LAYERS or all, three seeds, on INNERLOOP_DATA, to BOARD (hours of one core; goes on where it stopped)
+	@test -n "$(INNERLOOP_DATA)" || { echo "make scoreboard needs INNERLOOP_DATA=FILE, the text of The Time Machine"; exit 2; }
+	mkdir -p $(BOARD)
+	$(BIN)/innerloop compare $(INNERLOOP_DATA) --out $(BOARD) $(if $(LAYERS),--layers $(LAYERS)) --seeds 3 $(BUDGET) \
+		--tokenizer pairs --vocabulary 1027 --hold-out 0.2 --length 32 --width 128 --heads 2 --depth 2 --threads 1 \
+		--set feed_forward_width=256 --set tied=false --set dropout=0.3 --train-set stride=1 --train-set part=64 \
 		--train-set weight_decay=0.0 --train-set beta2=0.999 --train-set final_rate=1.0 --train-set warmup=0
 
 fuzz: $(SETUP)  ## COUNT random calls (20,000: minutes) against the token loop
@@ -93,4 +101,6 @@ $(SETUP): pyproject.toml constraints.txt src/innerloop/_version.py CMakeLists.tx
 	touch $@
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(OUT) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OUT) build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .cmake .ninja_deps .ninja_log .skbuild-info.json CMakeCache.txt CMakeFiles CMakeInit.txt build.ninja
+	rm -rf cmake_install.cmake src/innerloop/kernels/cpu/innerloop_cpu.so

@@ -9,7 +9,7 @@ import torch
 from innerloop.cli import main
 from innerloop.data import pydoc_topics
 from innerloop.training import scoreboard
-from innerloop.training.scoreboard import Row, markdown, summarised
+from innerloop.training.scoreboard import Row, markdown, places, summarised
 
 SMALL = ["--width", "16", "--heads", "2", "--depth", "1", "--length", "16", "--batch", "3", "--threads", "1"]
 
@@ -105,6 +105,20 @@ def test_a_summary_is_mean_and_spread_over_seeds():
     table = markdown([summary, summarised([row("mamba2", perplexity=9.5)])])
     lines = [line.split(" | ")[:2] for line in table.splitlines()[2:]]
     assert lines == [["| mamba2", "9.50"], ["| kda", "10.00 ± 1.00"]]
+
+
+def test_places_go_by_seeds_that_do_not_overlap():
+    found = {"kda": (5.0, 6.0), "mamba2": (6.5, 8.0), "gla": (7.5, 9.0), "retention": (8.5, 9.0), "mesa": (9.5, 9.6)}
+    summaries = [summarised([row(name, perplexity=x, seed=n) for n, x in enumerate(xs)]) for name, xs in found.items()]
+    assert places(summaries) == [(1, 1), (2, 3), (2, 4), (3, 4), (5, 5)]
+    assert places(summaries[::-1]) == places(summaries)[::-1]
+    table = markdown(summaries[::-1]).splitlines()
+    assert [line.split(" | ")[-1] for line in table[:7]] == [
+        "place |", "---: |", "1 |", "2 to 3 |", "2 to 4 |", "3 to 4 |", "5 |",
+    ]  # fmt: skip
+    assert "all of whose seeds are better" in table[-1]
+    assert "place" not in markdown([*summaries, summarised([row("gdn2")])])  # one seed overlaps with nothing
+    assert "place" not in markdown(summaries[:1])
 
 
 def test_a_row_that_is_torn_or_of_another_key_runs_again(tmp_path):

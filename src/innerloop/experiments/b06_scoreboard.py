@@ -104,7 +104,7 @@ def tables(result: Result) -> list[Table]:
     note = (
         f"{result['text']}, {result['steps']} updates a row on {result['threads']} threads, one seed: differences of a "
         f"few are noise. Frequencies alone give {result['frequencies']:.1f}. The document has one row, {DOCUMENT} "
-        "after ten epochs; innerloop compare runs the full budget."
+        "after ten epochs; docs/scoreboard.md has three seeds of more updates."
     )
     return [Table("Every layer at one budget", columns, lines, note)]
 
@@ -142,7 +142,7 @@ EXPERIMENT = Experiment(
     source="Dive into Deep Learning §12.5.4.1, DeltaNet: a language model",
     setting="As B5: The Time Machine, byte pairs of 1,027, windows of 32 tokens, two blocks of width 128 with 2 heads "
     f"and an inner width of 256, dropout 0.3; the layers as published; Adam at {RATE}, seed 0, {STEPS} updates of "
-    f"{BATCH} windows a row (quick: {QUICK_STEPS}); `make scoreboard` gives each ten epochs.",
+    f"{BATCH} windows a row (quick: {QUICK_STEPS}); docs/scoreboard.md has 300 updates from three seeds.",
     band=f"Every layer has a row, its loss falls, and it ends below a perplexity of {HALF:.1f}, half of the words; "
     "quick: its loss falls.",
     run=run,
