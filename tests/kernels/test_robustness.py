@@ -181,7 +181,7 @@ def test_a_row_does_not_depend_on_the_rest_of_the_batch(name):
                 assert torch.equal(alone[key], x[row : row + 1]), key
 
 
-@pytest.mark.parametrize("name", ["gated_delta_rule", "kda", "gdn2", "momentum_delta_rule"])
+@pytest.mark.parametrize("name", ["gated_delta_rule", "kda", "momentum_delta_rule"])
 def test_a_step_of_memories_beyond_the_caches_is_that_of_each_alone(name):
     # 14 MiB of float32, which other rows are asked for than of few
     call = draw_call(name, T=1, B=70, H=2, K=163, V=157, state=True, dtype=torch.float32)
